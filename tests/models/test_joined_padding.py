@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
 from convgrad.engine.events import observing
+from tests.copies import copies
 from tests.models.joining import agree, pair
 
 
@@ -76,6 +80,114 @@ class CheckpointedPad(Asymmetric):
         return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
 
+class ByFunction(Asymmetric):
+    """Pads by a function."""
+
+    def __init__(self, d: int = 2, pad: Any = None, **options: Any) -> None:
+        super().__init__(d, pad, **options)
+        self.by = self.pad.padding
+        del self.pad
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, self.by))
+
+
+def pad_same(x: Tensor, conv: nn.Conv2d, value: float = 0.0) -> Tensor:
+    """As models that came from TensorFlow pad: it needs the sizes."""
+    pad = []
+    for n, k, s in zip(x.shape[:-3:-1], conv.kernel_size[::-1], conv.stride[::-1], strict=True):
+        more = max((math.ceil(n / s) - 1) * s + k - int(n), 0)
+        pad += [more // 2, more - more // 2]
+    if max(pad) > 0:
+        x = nn.functional.pad(x, pad, "constant", value)
+    return x
+
+
+class BySizes(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.conv.groups:
+            x = pad_same(x, self.conv)
+        return self.conv(x)
+
+
+class ByMethod(ByFunction):
+    @staticmethod
+    def padded(x: Tensor, by: Any, mode: str = "constant", value: float = 0.0) -> Tensor:
+        return F.pad(x, by, mode, value) if x.dim() else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.padded(x, self.by))
+
+
+class Same(nn.Conv2d):
+    """As `timm` has it, with calls of functions."""
+
+    by: Any = (0, 1, 3, 1)
+    value = 0.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = F.pad(input, self.by, value=self.value)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, dilation=1, groups=self.groups)
+
+
+class Causal(nn.Conv1d):
+    """As it is often written."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.pad(input, (2, 0)))
+
+
+class FunctionUsedTwice(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.pad(x, self.by)
+        return self.conv(z) + z.mean()
+
+
+class FunctionBehindAnother(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(self.by_itself(x), self.by))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_itself = nn.Tanh()
+
+
+class FunctionTwice(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(F.pad(x, self.by), (1, 1)))
+
+
+class FunctionElsewhere(ByFunction):
+    """The same function pads what goes to nobody, or to someone else."""
+
+    flag = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flag:
+            return self.conv(pad_same(x, self.conv))
+        return self.conv(x) + pad_same(x, self.conv).mean()
+
+
+class FunctionForSizes(ByFunction):
+    """What gets the padded input depends on its size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.conv if x.shape[-1] < 100 else nn.functional.relu
+        return layer(F.pad(x, self.by))
+
+
+class PaddedWeight(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, F.pad(self.weight, (1, 1)), self.bias, 1, (1, 2), 1, self.groups)
+
+
+class FunctionOfMode(ByFunction):
+    mode, value = "reflect", 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, self.by, self.mode, self.value))
+
+
 class Inherits(nn.Conv2d):
     def __init__(self, channels: int, *args: Any, **options: Any) -> None:
         super().__init__(channels, *args, bias=False, **options)
@@ -114,14 +226,29 @@ JOINED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "a class of the user's": (lambda: Asymmetric(conv=Inherits), ((3, 1), (0, 1))),
     "where it strides": (WhereItStrides, ((3, 1), (0, 1))),
     "sequential": (lambda: nn.Sequential(*Asymmetric().children()), ((3, 1), (0, 1))),
+    "a function": (ByFunction, ((3, 1), (0, 1))),
+    "a function, 1-d": (lambda: ByFunction(1, conv=nn.Conv1d), ((0, 1),)),
+    "a function, 3-d": (lambda: ByFunction(3, conv=nn.Conv3d), ((1, 1), (3, 1), (0, 1))),
+    "a function that needs sizes": (BySizes, ((1, 1), (0, 1))),
+    "a method": (ByMethod, ((3, 1), (0, 1))),
+    "in a class with functions": (lambda: Same(6, 6, 3, 2, padding=(0, 2), groups=6), ((3, 1), (2, 3))),
+    "same padding in a class with functions": (lambda: Same(6, 6, 3, padding="same", groups=6), ((4, 2), (1, 2))),
+    "in a causal class": (lambda: Causal(6, 6, 3, groups=6), ((2, 0),)),
+    "some dimensions": (lambda: with_attributes(ByFunction(), by=(3, 0)), ((0, 0), (3, 0))),
+    "nothing": (lambda: with_attributes(ByFunction(), by=(0, 0, 0, 0)), ((0, 0), (0, 0))),
 }
+
+
+def with_attributes(model: Any, **values: Any) -> Any:
+    vars(model).update(values)
+    return model
 
 
 @pytest.mark.parametrize("which", JOINED)
 def test_padding_is_not_copied(which: str) -> None:
     build, padding = JOINED[which]
     ours, stock, report = pair(build())
-    assert sum("with ZeroPad" in what for what in report.replaced.values()) == 1
+    assert sum("with ZeroPad" in what or "with F.pad" in what for what in report.replaced.values()) == 1
     x = torch.randn(SHAPES[len(padding)])
     assert of_kernels(ours, x) == {padding}
     with convgrad.use_backend("native"):
@@ -149,6 +276,16 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
         conv=lambda *args, **options: convgrad.nn.Conv2d(*args, **options, backend="native")
     ),
     "no stride": lambda: WhereItStrides(stride=1),
+    "a function whose result is used twice": FunctionUsedTwice,
+    "a function behind another layer": FunctionBehindAnother,
+    "two functions": FunctionTwice,
+    "a function that pads with something else": FunctionOfMode,
+    "a function that crops": lambda: with_attributes(ByFunction(), by=(1, -1, 1, 1)),
+    "a function and a request": lambda: ByFunction(
+        conv=lambda *args, **options: convgrad.nn.Conv2d(*args, **options, backend="native")
+    ),
+    "a function for some sizes": FunctionForSizes,
+    "a padded weight": lambda: PaddedWeight(6, 6, 3, groups=6),
 }
 
 
@@ -175,17 +312,65 @@ def test_a_forward_that_changed_is_an_error() -> None:
         ours(torch.randn(SHAPES[2]))
 
 
+def test_a_function_that_pads_at_another_place() -> None:
+    ours, stock, _ = pair(FunctionElsewhere())
+    x = torch.randn(SHAPES[2])
+    assert of_kernels(ours, x) == {((1, 1), (0, 1))}
+    ours.flag = stock.flag = False
+    agree(ours, stock, x)
+    assert of_kernels(ours, x) == {((0, 0), (0, 0))}
+
+
+def test_a_function_that_pads_otherwise_later() -> None:
+    ours, stock, _ = pair(FunctionOfMode())
+    x = torch.randn(SHAPES[2])
+    for mode, value in (("constant", 0.0), ("constant", 2.0), ("replicate", 0.0)):
+        for model in (ours, stock):
+            model.mode, model.value = mode, value
+        agree(ours, stock, x)
+    ours, stock, _ = pair(with_attributes(Same(6, 6, 3, groups=6), value=1.0))
+    agree(ours, stock, x)
+
+
+def test_layers_see_no_mode_of_functions() -> None:
+    """A `TorchFunctionMode` would slow down all of them, and keep batch normalizations to PyTorch."""
+    seen: list[Any] = []
+
+    class Follows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(_get_current_function_mode())
+            return x
+
+    class Block(ByFunction):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.follows(super().forward(x))
+
+    block = Block()
+    block.follows = Follows()
+    ours, stock, report = pair(block)
+    assert "F.pad" in report.replaced["conv"]
+    agree(ours, stock, torch.randn(SHAPES[2]))
+    assert seen == [None] * 2
+    ours.conv.weight = None
+    with pytest.raises(Exception, match="weight"):
+        ours(torch.randn(SHAPES[2]))
+    assert _get_current_function_mode() is None
+
+
 def test_padding_of_other_dimensions() -> None:
     """ZeroPad2d of a sequence pads its channels."""
     ours, stock, _ = pair(Asymmetric(pad=(1, 0, 1, 1), conv=nn.Conv1d, groups=1, stride=1))
     agree(ours, stock, torch.randn(2, 4, 11))
     ours, stock, _ = pair(Asymmetric(1))
     agree(ours, stock, torch.randn(SHAPES[2]))
+    ours, stock, _ = pair(with_attributes(ByFunction(1, conv=nn.Conv1d, groups=1), by=(1, 0, 1, 1)))
+    agree(ours, stock, torch.randn(2, 4, 11))
 
 
-def test_padding_stays_a_copy_where_pytorch_computes() -> None:
+@pytest.mark.parametrize("kind", [Asymmetric, ByFunction, lambda groups, channels: Same(6, channels, 3, groups=groups)])
+def test_padding_stays_a_copy_where_pytorch_computes(kind: Any) -> None:
     """PyTorch's call takes no such padding; it would be copied in the backward, too."""
-    ours, stock, _ = pair(Asymmetric(groups=1, channels=32))
+    ours, stock, _ = pair(kind(groups=1, channels=32))
     seen, x = [], torch.randn(SHAPES[2])
     with observing(lambda event: seen.append(event.problem.padding)), convgrad.use_backend("aten"):
         agree(ours, stock, x)
@@ -207,9 +392,9 @@ def test_a_convolution_that_is_converted_later(scheme: Any) -> None:
     agree(ours, stock, torch.randn(SHAPES[2]))
 
 
-@pytest.mark.parametrize("which", ["pad", "conv"])
-def test_a_hook_sees_padding_as_it_was(which: str) -> None:
-    ours, stock, _ = pair(Asymmetric())
+@pytest.mark.parametrize(("kind", "which"), [(Asymmetric, "pad"), (Asymmetric, "conv"), (ByFunction, "conv")])
+def test_a_hook_sees_padding_as_it_was(kind: Any, which: str) -> None:
+    ours, stock, _ = pair(kind())
     shapes: list[Any] = []
     for model in (ours, stock):
         getattr(model, which).register_forward_hook(lambda m, given, y: shapes.append((given[0].shape, y.shape)))
@@ -226,15 +411,20 @@ def test_parts_of_padding_by_themselves() -> None:
     agree(ours, stock, x)
 
 
-def test_padding_under_autocast_and_transforms() -> None:
-    ours, stock, _ = pair(Asymmetric())
+KINDS = pytest.mark.parametrize("kind", [Asymmetric, BySizes, lambda: Same(6, 6, 3, 2, groups=6)])
+
+
+@KINDS
+def test_padding_under_autocast_and_transforms(kind: Any) -> None:
+    ours, stock, _ = pair(kind())
     x = torch.randn(SHAPES[2])
+    traces: Any = () if kind is BySizes else (torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, x))
     with torch.autocast("cpu", torch.bfloat16):
         agree(ours, stock, x, rtol=0.1, atol=0.5)
     for one, other in (
         (torch.func.jvp(m, (x,), (x,)) for m in (ours, stock)),
         (torch.func.vmap(m)(x[None]) for m in (ours, stock)),
-        (torch.fx.symbolic_trace(m)(x) for m in (ours, stock)),
+        *[(m(x) for m in map(trace, (ours, stock))) for trace in traces],
         (m(x.permute(0, 1, 3, 2)) for m in (ours, stock)),
         (m(x.contiguous(memory_format=torch.channels_last)) for m in (ours, stock)),
         (checkpoint(m, x, use_reentrant=False) for m in (ours, stock)),
@@ -244,8 +434,17 @@ def test_padding_under_autocast_and_transforms() -> None:
     assert torch.autograd.gradgradcheck(ours.double(), x[:1, :, :5, :4])
 
 
+@KINDS
+def test_copies_and_pickles_of_padding(kind: Any) -> None:
+    ours, stock, _ = pair(kind())
+    for twin in copies(ours):
+        assert of_kernels(twin, torch.randn(SHAPES[2])) != {((0, 0), (0, 0))}
+        agree(twin, stock, torch.randn(SHAPES[2]))
+
+
 @pytest.mark.slow
-def test_padding_compiled() -> None:
-    ours, stock, _ = pair(Asymmetric())
+@KINDS
+def test_padding_compiled(kind: Any) -> None:
+    ours, stock, _ = pair(kind())
     torch._dynamo.reset()
     agree(torch.compile(ours, fullgraph=True, backend="aot_eager"), stock, torch.randn(SHAPES[2]))

@@ -34,8 +34,8 @@ def accelerate_(
 
     In training, a batch normalization and the ReLU, ReLU6, SiLU or Hardswish behind it, a module or a function, are
     computed together if tracing the module that calls both (with `torch.fx`, on a copy) shows that nothing else uses
-    the tensor between them. So are a convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, also in
-    evaluation.
+    the tensor between them. So are, also in evaluation, a convolution and the zeros in front of it: a
+    ``torch.nn.ZeroPad1d`` to ``3d``, or ``torch.nn.functional.pad`` if it is called before any other module.
 
     Args:
         memory_format: None leaves the layout alone. ``"channels_last"`` converts the weights of the convolutions and,

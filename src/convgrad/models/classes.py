@@ -191,12 +191,12 @@ def _hands_on(method: Any, name: str) -> bool:
 
 def _names_of(method: Any) -> set[str]:
     code = getattr(inspect.unwrap(method), "__code__", None)
-    return set() if code is None else {*_names(code)}
+    return set() if code is None else {*names_in(code)}
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
     """Every attribute and global that a function and the functions inside it mention."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)

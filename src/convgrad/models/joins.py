@@ -12,21 +12,36 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
+from .. import functional
 from ..nn import joined
-from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_plain_norm, owner_class, restore_class
+from .classes import (
+    ACTIVATIONS,
+    PADS,
+    accelerated_class,
+    is_convolution,
+    is_plain_conv,
+    is_plain_norm,
+    names_in,
+    owner_class,
+    restore_class,
+)
 from .report import Report
 from .trial import no_number_drawn
 
-#: The names of both, with those of the identities between them; and where the first is called.
-_Pair = tuple[tuple[str, ...], joined.Place]
-#: A call of a module, of `torch.nn.functional.batch_norm` or of an activation -> its name, what calls it, and where.
-_Called = dict[fx.Node, tuple[str, CodeType, joined.Place]]
+#: The names of both, with those of the identities between them; and where the first is called: there, and where the
+#: functions around that are called, up to the one that calls the second.
+_Pair = tuple[tuple[str, ...], tuple[joined.Place, ...]]
+#: Where a function is at a time, and its place there.
+_At = tuple[FrameType, joined.Place]
+#: A call of a module, or of a function that may be joined -> its name; what calls it and where; what calls that; ...
+_Called = dict[fx.Node, tuple[str, list[_At]]]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
 _JOINED = {("norm", "activation"), ("pad", "convolution")}
@@ -35,15 +50,21 @@ _JOINED = {("norm", "activation"), ("pad", "convolution")}
 def join_layers(model: nn.Module, report: Report) -> None:
     """Let a batch normalization compute the activation behind it, and a convolution the padding in front of it.
 
-    Only where tracing proves that nothing else uses what lies between the two.
+    Only where tracing proves that nothing else uses what lies between the two. The activation and the padding may be
+    functions, and so may the others in a class that computes them itself.
     """
     parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, owner in [*model.named_modules()]:
         kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
-        if getattr(type(owner), "_convgrad_joins", None) == "norm" and not is_plain_norm(owner):
+        cls = type(owner)
+        if getattr(cls, "_convgrad_joins", None) == "norm" and not is_plain_norm(owner):
             kinds[""] = "norm"  # its class may call the function itself
-        if getattr(type(owner), "forward", None) is not nn.Sequential.forward:  # which calls no function
+        elif getattr(cls, "_convgrad_joined", None) == "pad" and not is_plain_conv(owner):
+            kinds[""] = "convolution"
+        if getattr(cls, "forward", None) is not nn.Sequential.forward:  # which calls no function
             kinds |= dict.fromkeys(joined.FUNCTIONS, "activation")
+        if "convolution" in kinds.values() and _mentions_padding(cls):
+            kinds[joined.PAD] = "pad"
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
         # An fx.GraphModule gives its class another forward when it is copied or compiled again.
@@ -55,7 +76,7 @@ def join_layers(model: nn.Module, report: Report) -> None:
             continue
         for (one, *_, other), _ in pairs:
             taken, layer = (one, other) if kinds[one] == "pad" else (other, one)
-            module: Any = {**joined.FUNCTIONS, **owner._modules}[taken]
+            module: Any = {joined.PAD: "F.pad", **joined.FUNCTIONS, **owner._modules}[taken]
             if type(module) in (*ACTIVATIONS, *PADS):
                 give_class(module, accelerated_class(type(module)), report)
             full = f"{name}.{layer}".strip(".")
@@ -80,41 +101,86 @@ def _kind(module: Any, once: bool) -> str | None:
     return "convolution" if is_plain_conv(module) else None
 
 
+def _mentions_padding(cls: type) -> bool:
+    """Whether the forward of a class, or a function that it may call, has `torch.nn.functional.pad` in it, by name."""
+    seen: set[Any] = set()
+    functions: list[Any] = [getattr(cls, "forward", None)]
+    while functions:
+        function = functions.pop()
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        function: Any = inspect.unwrap(function)
+        if str(function.__module__).startswith(("torch.", "convgrad.")):
+            continue
+        names = {*names_in(function.__code__)}
+        if "pad" in names:
+            return True
+        functions += [function.__globals__.get(n) for n in names]
+        functions += [getattr(base, n, None) for n in names for base in cls.__mro__]
+    return False
+
+
 def give_class(module: nn.Module, after: type, report: Report) -> None:
     """Give a module another class, until the report is restored; Python or the module may refuse with any error."""
     before, module.__class__ = type(module), after
     report._undo.append(partial(restore_class, module, before, after))
 
 
+class _Sized(fx.Proxy):
+    """What stands for a tensor of a shape."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.tracer.shape)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    ndim = property(dim)
+
+
 class _Tracer(fx.Tracer):
     """Sees which modules and functions a forward calls with what, and nothing inside the modules."""
 
-    def __init__(self, functions: tuple[Any, ...]) -> None:
+    def __init__(self, functions: tuple[Any, ...], shape: tuple[int, ...]) -> None:
         # Not `math`, which would be another one for everybody meanwhile: also for Dynamo, if it is imported then.
-        super().__init__(autowrap_modules=(), autowrap_functions=functions)  # pyright: ignore[reportArgumentType]
+        super().__init__((), functions, param_shapes_constant=True)  # pyright: ignore[reportArgumentType]
         self.called: _Called = {}
+        self.shape = shape
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Sized(node, self) if self.shape else super().proxy(node)
+
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         given, frame = super().create_proxy(kind, target, *args, **kwargs), sys._getframe(1)
-        if (name := _name(given.node)) is not None:
-            while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back:
+        name = _name(given.node)
+        if name == joined.PAD and any(node.op == "call_module" for node in self.called):
+            return given  # all that is called before would be watched for it
+        if name is not None:
+            frame, path = joined.caller_of(frame), []
+            while frame is not None and frame.f_code is not fx.Tracer.trace.__code__:
+                path.append((frame, joined.place_of(frame)))
                 frame = frame.f_back
-            self.called[given.node] = name, frame.f_code, joined.place_of(frame)
+            self.called[given.node] = name, path
         return given
 
 
-#: The modules of torch whose functions lie between a function that is traced and the tracer.
-_BETWEEN = ("torch.fx.", "torch.overrides", "torch.nn.functional")
+#: What a layer of a class of the user's calls itself, or our class for it.
+_ITSELF = (F.batch_norm, *(getattr(of, f"conv{d}d") for of in (F, functional) for d in (1, 2, 3)))
 
 
 def _name(node: fx.Node) -> str | None:
     """A call's name among those of the modules; None of one that is not joined with any."""
     if node.op == "call_module":
         return str(node.target)
-    return "" if node.target is nn.functional.batch_norm else joined.NAMES.get(node.target)
+    return "" if node.target in _ITSELF else joined.NAMES.get(node.target)
 
 
 def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
@@ -132,23 +198,32 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
 
 
 def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
-    """What the forward calls, and where: traced through functions, unless they need values or sizes of tensors."""
-    opaque: tuple[Any, ...] = ()
+    """What the forward calls, and where: traced through functions, unless they need values.
+
+    If it needs sizes, any will do: what lies between two calls that are joined depends on none. But they differ between
+    training and evaluation, in case that what is called does.
+    """
+    functions: tuple[Any, ...] = ()  # not traced
+    shape: tuple[int, ...] = ()
     while True:
         twin = copy.deepcopy(owner, {id(t): t for t in _not_copied(owner)})  # a forward may change its modules
         for module in twin.modules():
             module.training = mode
         try:
-            tracer = _Tracer(opaque)
+            tracer = _Tracer(functions, shape)
             return tracer.trace(twin), tracer.called
         except Exception as error:
+            convolution = next(filter(is_convolution, owner.modules()), None)
+            if not shape and convolution is not None:
+                shape = (2 + mode, convolution.in_channels, *(17 if mode else 512 for _ in convolution.kernel_size))
+                continue
             known = inspect.unwrap(type(twin).forward).__globals__.values()
             named = {f.__code__: f for f in known if isinstance(f, FunctionType)}
             codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
             failed = next((named[code] for code in codes if code in named), None)
-            if failed is None or failed in opaque:
+            if failed is None or failed in functions:
                 raise
-            opaque += (failed,)
+            functions += (failed,)
 
 
 def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
@@ -160,47 +235,58 @@ def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
 
 
 def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:
-    times = Counter(name for name, *_ in called.values())
+    times = Counter(name for name, _ in called.values())
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     pairs: list[_Pair] = []
-    for node, (one, code, place) in called.items():
-        names, _, places = zip(*(called[n] for n in _chain(node, called, kinds)), strict=True)
-        if (
-            (kinds.get(one), kinds.get(names[-1])) in _JOINED
-            and times[one] == 1
-            and not given & {one, ""}
-            and _always_follows(code, places, names[-1])
+    for node, (one, path) in called.items():
+        names, paths = zip(*(called[n] for n in _chain(node, called, kinds)), strict=True)
+        if (kinds.get(one), kinds.get(names[-1])) not in _JOINED or times[one] > 1 or given & {one, ""}:
+            continue
+        caller, _ = paths[-1][0]
+        frames, places = zip(*path, strict=True)
+        inner = frames.index(caller)
+        between = [places[inner], *(place for (_, place), *_ in paths[1:])]
+        if _always_follows(caller.f_code, between, names[-1]) and all(
+            _always_follows(frame.f_code, [place], None) for frame, place in path[:inner]
         ):
-            pairs.append((names, place))
+            pairs.append((names, places[: inner + 1]))
     return pairs
 
 
 def _chain(node: fx.Node, called: _Called, kinds: dict[str, str]) -> list[fx.Node]:
-    """A call, the identities that get its result one after the other, and the call behind them, all in one function."""
-    chain = [node]
+    """A call, the identities that get its result one after the other, and the call behind them, all in one function.
+
+    Only padding may be called by a function that the one which calls the others calls.
+    """
+    chain, (name, path) = [node], called[node]
+    around = [frame for frame, _ in (path if kinds.get(name) == "pad" else path[:1])]
     while len(chain) == 1 or kinds.get(called[chain[-1]][0]) == "identity":
         user = next(iter(chain[-1].users), None)
-        if user not in called or called[user][1] is not called[node][1] or {*user.kwargs} - {"inplace"}:
+        if user not in called or called[user][1][0][0] not in around or user.args[:1] != (chain[-1],):
             break
         chain.append(user)
     return chain
 
 
-def _always_follows(code: CodeType, places: tuple[joined.Place, ...], name: str) -> bool:
+def _always_follows(code: CodeType, places: list[joined.Place], name: str | None) -> bool:
     """Whether a function that calls at one place next calls at the others, unless the module of this name is None.
 
-    And whether what the first call gives is read nowhere else. A branch between them may go another way another time; a
-    function that is called there, or an attribute or a list that the result is put into, may show it to someone.
+    If there is one place only, whether it next returns. And whether what the first call gives is read nowhere else. A
+    branch between them may go another way another time; a function that is called there, or an attribute or a list that
+    the result is put into, may show it to someone.
     """
     if code is nn.Sequential.forward.__code__:
         return True
     steps, tested = [*dis.get_instructions(code)], None
     # The place of a call of a function in Python is behind the instruction itself, in its cache.
-    at, *between, last = [max(s.offset for s in steps if s.offset <= called_at) for *_, called_at in places]
+    at, *between = [max(s.offset for s in steps if s.offset <= called_at) for *_, called_at in places]
+    last = between.pop() if between else None
     reads: dict[str, int] = {}  # how often a variable was read since something was stored there
     for i, step in enumerate(steps):
         if step.offset <= at:
             continue
+        if last is None and step.opname == "RETURN_VALUE":
+            return True
         if step.offset == last:
             return not _reads_later(steps[i + 1 :], steps, {*reads})
         reads |= dict.fromkeys(_variables("STORE", step), 0)

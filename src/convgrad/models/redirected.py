@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.utils import _ntuple
 from torch.overrides import TorchFunctionMode
 
 from .. import functional
 from .._compat import fx_tracing
-from ..nn import batch_norm, linear
+from ..nn import batch_norm, joined, linear
+from ..nn.padding import convolve, with_zeros
+
+
+def _convolution(
+    d: int,
+    compute: Callable[..., Tensor],
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """A function of ours, of which the input may lack the padding that the forward gave it (`convgrad.nn.joined`)."""
+    if any(zeros := joined.now.zeros_of(joined.now.owner, input) or ()):
+        stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)
+        given = SimpleNamespace(kernel_size=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
+        sides = with_zeros(functional.sides_of(given), zeros)
+        output = None if sides is None else convolve(input, weight, bias, stride, sides, dilation, groups, "zeros")
+        if output is not None:
+            return output
+        input = F.pad(input, zeros)
+    return compute(input, weight, bias, stride, padding, dilation, groups)
+
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    F.conv1d: functional.conv1d,
-    F.conv2d: functional.conv2d,
-    F.conv3d: functional.conv3d,
+    F.conv1d: partial(_convolution, 1, functional.conv1d),
+    F.conv2d: partial(_convolution, 2, functional.conv2d),
+    F.conv3d: partial(_convolution, 3, functional.conv3d),
     F.conv_transpose1d: functional.conv_transpose1d,
     F.conv_transpose2d: functional.conv_transpose2d,
     F.conv_transpose3d: functional.conv_transpose3d,

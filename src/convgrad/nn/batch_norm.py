@@ -126,8 +126,7 @@ def batch_norm(
 ) -> Tensor:
     """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be."""
     if training and eps > 0 and _is_ours(input):
-        # torch's function, two of `torch.overrides`' and this one lie between the owner's forward and `joined_with`
-        activation, parameters = now.joined_with(now.owner, 5), (weight, bias, running_mean, running_var)
+        activation, parameters = now.joined_with(now.owner), (weight, bias, running_mean, running_var)
         if _fit(input, parameters, activation):
             return _compute(activation, input, *parameters, momentum, eps)
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)

@@ -1,11 +1,11 @@
 """Two layers, one behind the other, computed together while the module that calls both runs.
 
-They are batch normalization and its activation, and padding with zeros and its convolution. The activation may be a
-function, and so may the normalization, in a class of the user's. By themselves they give what they always gave. Only
-while their owner's ``forward`` runs, in this thread, does the normalization compute the activation, too, which then
-hands its input on, and does the padding hand its input on to the convolution, which needs no copy of it with zeros
-around. Whoever makes a module an owner has made sure that there the second is all that uses the output of the first
-(`convgrad.models`).
+They are batch normalization and its activation, and padding with zeros and its convolution. The activation and the
+padding may be functions, and so may what they belong to, in a class of the user's. By themselves they give what they
+always gave. Only while their owner's ``forward`` runs, in this thread, does the normalization compute the activation,
+too, which then hands its input on, and does the padding hand its input on to the convolution, which needs no copy of it
+with zeros around. Whoever makes a module an owner has made sure that there the second is all that uses the output of
+the first (`convgrad.models`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
+from torch.overrides import TorchFunctionMode
 
-from .._compat import fx_tracing, saved_tensors_hooks
+from .._compat import function_mode, fx_tracing, jit_tracing, saved_tensors_hooks
 from ..errors import UnsupportedError
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -37,46 +38,82 @@ def place_of(frame: FrameType) -> Place:
     return frame.f_code.co_name, zlib.crc32(frame.f_code.co_code), frame.f_lasti
 
 
+#: The modules whose functions lie between the call of a function of torch and whoever handles it.
+_BETWEEN = ("torch.fx.", "torch.overrides", "torch.nn.functional", "convgrad.")
+
+
+def caller_of(frame: FrameType) -> FrameType:
+    """The frame that called a function of torch, of one in which the call is handled."""
+    while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back:
+        frame = frame.f_back
+    return frame
+
+
 class _Now(threading.local):
     """What is joined in a thread."""
 
     def __init__(self) -> None:
         #: the owner whose forward runs
         self.owner: Any = None
-        #: module -> those behind it, and where the first is called when they follow; made when first needed
-        self.behind: dict[Any, tuple[list[Any], Place]] | None = None
+        #: module, and where it is called -> those that follow then, and where the functions around that are called;
+        #: made when first needed
+        self.behind: dict[tuple[Any, Place], tuple[list[Any], tuple[Place, ...]]] | None = None
         #: activation, number of an input that is its result already -> that input
         self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it
         self.padding: dict[Any, tuple[Tensor, tuple[int, ...]]] = {}
         #: the hooks on tensors that autograd saves, as they were when the owner was called
         self.hooks: Any = None
+        #: what sees calls of `torch.nn.functional.pad` until the convolution behind one is called, and that
+        self.pads: tuple[TorchFunctionMode, Any] | None = None
 
-    def joined_with(self, first: Any, depth: int) -> Any:
+    def joined_with(self, first: Any, depth: int | None = None) -> Any:
         """The module behind one that is computed together with it, if it is called where that follows.
 
-        ``depth`` is how many frames away from this one the owner's forward is. None inside a checkpoint of the owner's
-        forward: there both are computed again while no owner runs, and must save the same tensors then.
+        ``depth`` is how many frames away from this one the owner's forward is, if ``first`` is called as a module. None
+        inside a checkpoint of the owner's forward: there both are computed again while no owner runs, and must save the
+        same tensors then.
         """
         if self.owner is None or saved_tensors_hooks() != self.hooks or hooks_of_all._has_any_global_hook():
             return None
         if self.behind is None:
-            modules = {"": self.owner, **FUNCTIONS, **self.owner._modules}
-            pairs = self.owner._convgrad_pairs
-            self.behind = {modules.get(one): ([modules.get(name) for name in names], at) for (one, *names), at in pairs}
-        if first not in self.behind:
+            modules = {"": self.owner, PAD: PADDING, **FUNCTIONS, **self.owner._modules}
+            self.behind = {
+                (modules.get(one), at): ([modules.get(name) for name in names], around)
+                for (one, *names), (at, *around) in self.owner._convgrad_pairs
+            }
+        frame: Any = sys._getframe(depth) if depth else caller_of(sys._getframe(1))
+        if (key := (first, place_of(frame))) not in self.behind:
             return None
-        (*between, second), place = self.behind[first]
+        (*between, second), around = self.behind[key]
+        for place in around:
+            frame = frame.f_back
+            if place_of(frame) != place:
+                return None
         # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
         if (
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
             or (second in FUNCTIONS.values() and getattr(F, second._convgrad_activation) not in NAMES)  # wrapped
-            or is_seen(second)
+            or (second is not self.owner and is_seen(second))
             or any(type(module) is not nn.Identity or is_seen(module) for module in between)
         ):
             return None
-        return second if place_of(sys._getframe(depth)) == place else None
+        return second
+
+    def zeros_of(self, convolution: Any, input: Any) -> tuple[int, ...] | None:
+        """The padding that this input of a convolution lacks, as torch writes it; to be asked at each call of it."""
+        if self.pads is not None and self.pads[1] is convolution:
+            self.stop_watching()
+        if not self.padding or _is_dynamo_compiling() or self.padding.get(convolution, (None,))[0] is not input:
+            return None
+        return self.padding.pop(convolution)[1]
+
+    def stop_watching(self) -> None:
+        """Let calls of `torch.nn.functional.pad` be as they are, unless someone else watches functions since."""
+        if self.pads is not None and function_mode() is self.pads[0]:
+            self.pads[0].__exit__(None, None, None)
+            self.pads = None
 
 
 now = _Now()
@@ -128,28 +165,34 @@ def is_seen(module: Any) -> bool:
 class Owner:
     """The forward of a module that calls both, or that computes one itself and calls the other."""
 
-    #: Names of the pairs among its children, with what lies between, and where the first of each is called; the first
-    #: is empty where this module calls `torch.nn.functional.batch_norm` itself.
-    _convgrad_pairs: tuple[tuple[tuple[str, ...], Place], ...] = ()
+    #: Names of the pairs among its children, with what lies between, and where the first of each is called: there, and
+    #: where the functions around that are called, up to the one that calls the second. The name of this module itself,
+    #: where it calls `torch.nn.functional.batch_norm` or a convolution, is empty.
+    _convgrad_pairs: tuple[tuple[tuple[str, ...], tuple[Place, ...]], ...] = ()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply the module."""
         run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
         if _is_dynamo_compiling():
             return run(*args, **kwargs)
-        before = now.owner, now.behind, now.computed, now.padding, now.hooks
-        now.owner, now.behind, now.computed, now.padding, now.hooks = self, None, {}, {}, saved_tensors_hooks()
+        before = vars(now).copy()
+        vars(now).update(owner=self, behind=None, computed={}, padding={}, hooks=saved_tensors_hooks(), pads=None)
+        padded = next((name for (one, *_, name), _ in self._convgrad_pairs if one == PAD), None)
         try:
+            if padded is not None and jit_tracing() is None:  # an error in such a mode would be another one there
+                now.pads = _Pads().__enter__(), self._modules.get(padded, self)
             result = run(*args, **kwargs)
             if now.computed or now.padding:
-                pairs = ", ".join(f"{one or 'batch_norm'} and {other}" for (one, *_, other), _ in self._convgrad_pairs)
+                itself = "batch_norm" if now.computed else "convolution"
+                pairs = ", ".join(f"{a or itself} and {b or itself}" for (a, *_, b), _ in self._convgrad_pairs)
                 raise RuntimeError(
                     f"the forward of {type(self).__name__} has changed: when accelerate_ saw it, these followed one "
                     f"another: {pairs}; restore() and accelerate_ again"
                 )
             return result
         finally:
-            now.owner, now.behind, now.computed, now.padding, now.hooks = before
+            now.stop_watching()
+            vars(now).update(before)
 
 
 class _Activation:
@@ -183,6 +226,9 @@ class Hardswish(_Activation, nn.Hardswish):
     _convgrad_activation = "hardswish"
 
 
+#: The name of `torch.nn.functional.pad`, as of those below.
+PAD = "pad()"
+
 #: A function that is called behind a normalization, by a name that no module has -> a module in its place.
 FUNCTIONS: dict[str, Any] = {f"{m._convgrad_activation}()": m for m in (ReLU(), ReLU6(), SiLU(), Hardswish())}
 
@@ -190,6 +236,7 @@ FUNCTIONS: dict[str, Any] = {f"{m._convgrad_activation}()": m for m in (ReLU(), 
 NAMES: dict[Any, str] = {
     **{getattr(F, module._convgrad_activation): name for name, module in FUNCTIONS.items()},
     **dict.fromkeys((torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, "relu", "relu_"), "relu()"),
+    F.pad: PAD,
 }
 
 
@@ -226,3 +273,30 @@ class ZeroPad1d(_ZeroPad, nn.ZeroPad1d): ...
 class ZeroPad2d(_ZeroPad, nn.ZeroPad2d): ...
 class ZeroPad3d(_ZeroPad, nn.ZeroPad3d): ...
 # fmt: on
+
+
+#: What stands for the function `torch.nn.functional.pad`.
+PADDING = ZeroPad2d(0)
+
+
+class _Pads(TorchFunctionMode):
+    """Calls of `torch.nn.functional.pad` hand their input on, like the modules."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _pad and _hands_on(*args, **(kwargs or {})):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_pad = F.pad
+
+
+def _hands_on(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> bool:
+    if type(input) not in (Tensor, nn.Parameter) or mode != "constant" or value or fx_tracing():
+        return False
+    if not isinstance(pad, (tuple, list)) or any(type(n) is not int or n < 0 for n in pad):
+        return False
+    if (convolution := now.joined_with(PADDING)) is None:
+        return False
+    now.padding[convolution] = input, tuple(pad)
+    return True

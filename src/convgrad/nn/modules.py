@@ -22,11 +22,10 @@ from ..engine import get_backend, use_backend
 from ..padding_modes import pad
 from .constructors import set_constructor
 from .joined import leaf_of_fx, now, refuse_scripting
-from .padding import convolve
+from .padding import as_pairs, convolve, with_zeros
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
-_NONE = (None,)
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -86,11 +85,6 @@ class _WithLayout:
         return shown if self._convgrad_layout == "NCL" else f"{shown}, layout={self._convgrad_layout}"
 
 
-def _as_pairs(sides: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Pairs (low, high) of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
-    return tuple(zip(sides[-2::-2], sides[::-2], strict=True))
-
-
 class _Conv(_WithBackend):
     """What the three convolutions share."""
 
@@ -118,18 +112,15 @@ class _Conv(_WithBackend):
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
         if mode == "zeros":
-            if not _is_dynamo_compiling() and now.padding and now.padding.get(self, _NONE)[0] is input:
-                # It lacks the zeros that the module in front pads it with.
-                zeros, sides = now.padding.pop(self)[1], functional.sides_of(self)
-                if self._convgrad_layout == "NCL" and not self._convgrad_backend and len(zeros) == 2 * len(sides):
-                    more = _as_pairs(zeros)
-                    sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+            if any(zeros := now.zeros_of(self, input) or ()):
+                plain = self._convgrad_layout == "NCL" and not self._convgrad_backend
+                if plain and (sides := with_zeros(functional.sides_of(self), zeros)) is not None:
                     output = self._convgrad_unpadded(input, weight, bias, stride, sides, dilation, groups, mode)
                     if output is not None:
                         return output
                 input = F.pad(input, zeros)
             return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
-        sides, kernel, backend = _as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
+        sides, kernel, backend = as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
         in_rows = self._convgrad_layout == "NLC"
         if in_rows:  # the image that it is computed as: see `conv1d`
             input, kernel = input.transpose(-1, -2).unsqueeze(-2), weight.unsqueeze(-2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -51,3 +52,20 @@ def convolve(
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias)):
         return apply(plan, input, weight, bias)
     return plan.contract(input, weight, bias)
+
+
+def with_zeros(sides: Sides, zeros: tuple[int, ...]) -> Sides | None:
+    """The padding of an input that lacks these zeros, too; None if not only its spatial dimensions are to have them.
+
+    Args:
+        zeros: as ``torch.nn.functional.pad`` takes them.
+    """
+    more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
+    if len(more) != len(sides):
+        return None
+    return tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+
+
+def as_pairs(sides: Sequence[int]) -> Sides:
+    """Pairs (low, high) of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
+    return tuple(zip(sides[-2::-2], sides[::-2], strict=True))
