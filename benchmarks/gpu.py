@@ -15,7 +15,7 @@
 7. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
 What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
-against PyTorch; a row that a few launches' time would cover is not judged by bandwidth. The table is written to gpu.md
+against PyTorch; a row hardly longer than a few launches is not judged by bandwidth. The table is written to gpu.md
 and everything to gpu-state.json in DIR (default: benchmarks/results, in the repository), anew after every row: a run
 that is cut off keeps what it has, and the next one on the same machine goes on from there (``--fresh``: from the
 beginning). ``--dry-run`` tries the script itself on a CPU, on tiny problems.

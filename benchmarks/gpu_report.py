@@ -8,7 +8,7 @@ from typing import Any
 
 Row = dict[str, Any]
 _LARGE = ("k13", "k31")
-#: A row is judged by bandwidth where the bar allows at least so many times what a launch takes that does nothing.
+#: A row is judged by bandwidth where the bar allows at least this many times the duration of an empty launch.
 _LAUNCHES = 3
 
 

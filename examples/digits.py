@@ -10,8 +10,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["BATCH", "TESTS", "Digits", "network"]
-
 WIDTH, CLASSES, BATCH, TESTS, SEED = 32, 10, 32, 360, 0
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from convgrad.backends.native_norm import LEAST_NORM
 from convgrad.check import process_state
 from convgrad.engine import backends, request, rules, set_default_backend, unregister
 from convgrad.engine.ab_timer import compare
@@ -43,8 +44,7 @@ def _as_before() -> Iterator[None]:
     settings_before, there, path = process_state.settings(random=False), {*backends()}, sys.path[:]
     yield
     sys.path[:] = path
-    if process_state.settings(random=False) != settings_before:
-        process_state.restore(settings_before)
+    process_state.restore(settings_before)
     if request._default is not None:
         set_default_backend(None)
     for name in {*backends()} - there:
@@ -62,3 +62,18 @@ def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def brief_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where `accelerate_` times a model in two layouts, a twentieth of the time is enough."""
     monkeypatch.setattr(trial, "compare", lambda *args, seconds, **more: compare(*args, seconds=seconds / 20, **more))
+
+
+@pytest.fixture
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear layers are ours by rule, however few their rows are and whatever the processor is."""
+    monkeypatch.setattr(rules, "mkl_at_its_best", lambda: False)
+    for room in ("diagnostics.capture", "models.worth", "nn.linear"):
+        monkeypatch.setattr(f"convgrad.{room}.linear_gains", lambda elements, *sizes: elements > 0)
+
+
+@pytest.fixture
+def small_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels normalize small inputs, too."""
+    for name in LEAST_NORM:
+        monkeypatch.setitem(LEAST_NORM, name, 0)

@@ -56,7 +56,7 @@ def test_shapes_are_those_of_pytorch() -> None:
 
 
 @given(problems())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None:
     low, high = problem.padding[0]
     rest = problem.stride[0] - 1

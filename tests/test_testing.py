@@ -24,7 +24,7 @@ def test_everything_public_is_there() -> None:
 
 
 @given(problems(crops=False, dtypes=(torch.float64,), largest=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_strategy_draws_canonical_problems(problem: ConvProblem) -> None:
     assert problem == problem.canonical()
     assert problem.dtype == torch.float64
@@ -40,11 +40,11 @@ def test_the_strategy_reaches_every_corner() -> None:
         lambda p: any(high < 0 for _, high in p.padding),
         lambda p: max(p.dilation) > 1 and max(p.stride) > 2,
     ):
-        assert what(find(problems(), what, settings=settings(max_examples=5000, deadline=None)))
+        assert what(find(problems(), what, settings=settings(max_examples=5000)))
 
 
 @given(problems(largest=8), st.sampled_from(("forward", "grad_input", "grad_weight")), st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_right_backend_passes_on_any_problem(problem: ConvProblem, output, seed: int) -> None:
     results = check_problem(Im2colBackend(), problem, output, seed=seed, repeats=2)
     assert not [str(r) for r in results if r.status == "failed"]

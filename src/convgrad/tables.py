@@ -67,8 +67,7 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
         own = line[: len(line) - len(line.lstrip())][: width // 2]
         further = own + "  " if indent is None else indent
         lines += textwrap.wrap(
-            line, width, subsequent_indent=further, break_on_hyphens=False, drop_whitespace=True,
-            replace_whitespace=False, tabsize=4,
+            line, width, subsequent_indent=further, break_on_hyphens=False, replace_whitespace=False, tabsize=4
         ) if len(line) > width else [line]  # fmt: skip
     return "\n".join(lines)
 

@@ -99,8 +99,7 @@ def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequ
     size = problem.dtype.itemsize
     needed = size * sum(prod(problem.shape_of(RESULT[p])) for p in passes_of(outputs))
     for t in operands:
-        dense = 0 if t is None else t.numel() * size
-        if t is not None and t.untyped_storage().nbytes() < dense:
+        if t is not None and t.untyped_storage().nbytes() < (dense := t.numel() * size):
             needed += dense
     if needed >= _LARGE and needed > (free := _free_memory()):
         raise UnsupportedError(

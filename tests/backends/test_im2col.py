@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 @given(problems(dtypes=DTYPES), st.sampled_from([1, 500, 4000, 64 * 2**20]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_problem_in_pieces_of_any_size(problem: ConvProblem, max_bytes: int) -> None:
     slots = integer_operands(problem, PASSES, 0)
     with pytest.MonkeyPatch.context() as patch:

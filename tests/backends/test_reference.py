@@ -42,7 +42,7 @@ def scalar_loop(p: ConvProblem, pass_: Pass, slots: dict[str, Any]) -> Tensor:
 
 
 @given(problems(dtypes=(torch.float64,), largest=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_small_problem_against_a_loop_over_scalars(p: ConvProblem) -> None:
     p = p.replace(memory_format=torch.contiguous_format)
     slots = integer_operands(p, PASSES, 0)
@@ -54,7 +54,7 @@ def test_any_small_problem_against_a_loop_over_scalars(p: ConvProblem) -> None:
 
 
 @given(problems(dtypes=(torch.float64,)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_against_aten(p: ConvProblem) -> None:
     slots = integer_operands(p, PASSES, 0)
     lows, highs = zip(*p.padding, strict=True)

@@ -79,7 +79,7 @@ def test_float32_conforms_for_16_bits(output: Output) -> None:
 
 
 @given(problems(dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_problem_as_the_reference_computes_it(problem: ConvProblem) -> None:
     name = "aten:channels_last" if problem.dtype.itemsize > 2 else "aten:float32"
     if problem.channels_last and name == "aten:channels_last":

@@ -16,12 +16,11 @@ from convgrad.problem import ConvProblem
 from .broken import CORNER, TEXT, Broken, around, failing_properties
 
 
-def test_a_result_in_another_layout_or_dtype() -> None:
+def test_a_result_in_another_layout() -> None:
     def transposed(p, pass_, a, b, result):
         return result.transpose(2, 3).contiguous().transpose(2, 3)
 
     assert "exact" in failing_properties(Broken(transposed))
-    assert "exact" in failing_properties(Broken(lambda p, pass_, a, b, result: result.double()))
 
 
 def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:

@@ -70,15 +70,6 @@ def test_a_table_says_what_the_passes_of_a_transposed_convolution_are_to_its_use
     assert "(its" not in t.table()
 
 
-def test_copies_are_noted() -> None:
-    s = slots()
-    with trace() as t, use_backend("reference"):
-        plan = plan_for(P, ("forward",), torch.device("cpu"))
-        plan.contract(s["input"].transpose(2, 3), s["weight"])
-    expected = 0 if "strided" in plan.steps[0].backend.layouts else 1
-    assert len(t.records[0].copies) == expected
-
-
 def test_other_threads_are_seen() -> None:
     with trace() as t:
         thread = threading.Thread(target=forward)

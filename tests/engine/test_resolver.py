@@ -137,11 +137,11 @@ def test_a_warm_call_enters_few_functions() -> None:
     for y in outputs[:2]:
         y.backward(torch.ones_like(y))
     forward = entered(lambda: convgrad.conv2d(x, w, padding=1, groups=8))
-    assert len(forward) <= 8, forward
+    assert len(forward) <= 9, forward
     ones = torch.ones_like(outputs[2])
     backward = entered(lambda: outputs[2].backward(ones))
     backward = backward[max(i for i, name in enumerate(backward) if name.endswith("backward")) :]
-    assert len(backward) <= 8, backward
+    assert len(backward) <= 9, backward
 
 
 def test_operands_that_lie_otherwise_than_those_of_the_first_call() -> None:

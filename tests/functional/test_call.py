@@ -230,6 +230,31 @@ def test_batched_gradients_of_a_function_of_the_users() -> None:
         torch.testing.assert_close(one, torch.conv2d(g, weight, None, 1, 1, 1, 4))
 
 
+def test_a_batched_gradient_as_the_third_operand() -> None:
+    x, weight, grad_output = torch.randn(2, 4, 9, 9), torch.randn(4, 1, 3, 3), torch.randn(2, 4, 7, 7)
+    arguments: Any = (None, 1, 0, 1, False, 0, 4, (True, True, False))
+
+    class Fn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+            return b * 1, w * 1
+
+        @staticmethod
+        def backward(ctx: Any, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore
+            return gradients(convgrad, b, w)
+
+    def gradients(of: Any, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        grad_input = of.convolution_backward(grad_output, x, w, *arguments)[0]
+        return of.conv2d(x, weight, b, groups=4).sum((0, 2, 3)), grad_input.sum() * w
+
+    gradients(convgrad, torch.randn(4), weight)  # the plans are there now
+    leaves = [torch.randn(4, requires_grad=True), weight.clone().requires_grad_()]
+    cotangents = [torch.randn(3, 4), torch.randn(3, 4, 1, 3, 3)]
+    found = torch.autograd.grad(Fn.apply(*leaves), leaves, cotangents, is_grads_batched=True)
+    for *got, b, w in zip(*found, *cotangents, strict=True):
+        torch.testing.assert_close(tuple(got), gradients(convgrad, b, w))
+
+
 @pytest.mark.parametrize("frozen", [None, "weight", "bias"])
 @pytest.mark.parametrize("options", [{}, {"padding": "same", "padding_mode": "reflect"}, {"groups": 2, "dilation": 2}])
 def test_the_class_of_a_parameter_has_its_own_rules(options: dict[str, Any], frozen: str | None) -> None:

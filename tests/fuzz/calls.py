@@ -16,6 +16,7 @@ from torch import Tensor
 
 import convgrad
 from convgrad._compat import channels_last_of
+from convgrad.backends import statable_arguments
 from convgrad.check.bounds import error_bound, reduction_length
 from convgrad.check.operands import integer_operands, magnitude, reference
 from convgrad.check.problems import random_problems
@@ -93,13 +94,9 @@ def answer(call: dict[str, Any]) -> str:
     p = ConvProblem.parse(call["problem"])
     torch.set_num_threads(call["threads"])
     torch.use_deterministic_algorithms(call["deterministic"])
-    names = {
-        "x": "grad_output" if p.transposed else "input",
-        "w": "weight",
-        "g": "input" if p.transposed else "grad_output",
-    }
-    slots: list[Slot] = [names[n] for n in "xwg"]  # pyright: ignore[reportAssignmentType]
-    operands = integer_operands(p, ("forward", "grad_input", "grad_weight"), call["seed"])
+    slots: list[Slot] = ["input", "weight", "grad_output"]
+    slots = slots[::-1] if p.transposed else slots
+    operands = integer_operands(p, PASSES, call["seed"])
     tensors = [_laid_out(operands[s], kind) for s, kind in zip(slots, call["layouts"], strict=True)]
     try:
         results = _computed(p, call, tensors)
@@ -132,14 +129,8 @@ def _laid_out(t: Tensor, kind: str) -> Tensor:
 def _computed(p: ConvProblem, call: dict[str, Any], tensors: list[Tensor]) -> dict[str, Tensor]:
     """The results by their pass of the plain problem."""
     x, w, g = tensors
-    form: dict[str, Any] = {
-        "stride": list(p.stride),
-        "padding": [low for low, _ in p.padding],
-        "dilation": list(p.dilation),
-        "transposed": p.transposed,
-        "output_padding": _output_padding(p),
-        "groups": p.groups,
-    }
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    form: dict[str, Any] = dict(zip(names, statable_arguments(p), strict=True))
     if call["spoiled"]:
         name, value = call["spoiled"]
         if name == "grad_output":
@@ -149,7 +140,7 @@ def _computed(p: ConvProblem, call: dict[str, Any], tensors: list[Tensor]) -> di
     arguments = tuple(form.values())
     forward, gradient = p.bias_pass, "forward" if p.transposed else "grad_input"
     mask, bias = call["mask"], _bias(p, call) if not call["spoiled"] else None
-    sizes = [p.in_channels if p.transposed else p.out_channels] if mask[2] else None
+    sizes = [p.shape_of(p.bias_slot)[1]] if mask[2] else None
     with ExitStack() as stack:
         stack.enter_context(convgrad.use_backend(call["backend"]) if call["backend"] else nullcontext())
         if call["mode"] == "takeover":
@@ -175,19 +166,12 @@ def _computed(p: ConvProblem, call: dict[str, Any], tensors: list[Tensor]) -> di
 
 def _bias(p: ConvProblem, call: dict[str, Any]) -> Tensor | None:
     """Small integers, in two of three calls."""
-    channels = p.in_channels if p.transposed else p.out_channels
-    return (torch.arange(channels) % 5 - 2.0).to(p.dtype) if call["seed"] % 3 else None
-
-
-def _output_padding(p: ConvProblem) -> list[int]:
-    from convgrad.backends import statable_arguments
-
-    return list(statable_arguments(p)[4])
+    return (torch.arange(p.shape_of(p.bias_slot)[1]) % 5 - 2.0).to(p.dtype) if call["seed"] % 3 else None
 
 
 def _compared(p: ConvProblem, pass_: Any, got: Tensor, operands: dict[str, Tensor], bias: Tensor | None) -> str:
     if pass_ == "grad_bias":
-        g = operands["input" if p.transposed else "grad_output"].double()
+        g = operands[p.bias_slot].double()
         exact = g.transpose(0, 1).flatten(1).sum(1)
         bound = 1e-5 * g.abs().transpose(0, 1).flatten(1).sum(1)
     else:

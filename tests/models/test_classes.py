@@ -11,7 +11,6 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import convgrad
 from convgrad.models import accelerate_
 from tests.copies import copies
-from tests.linears import take_small_rows
 
 from .modules import (
     OURS,
@@ -299,11 +298,6 @@ def test_a_lazy_module_restored_before_its_first_input():
 # ---- linear layers -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _small_rows(monkeypatch):
-    take_small_rows(monkeypatch)
-
-
 class Projects(nn.Linear):
     def forward(self, input):
         return super().forward(2 * input)
@@ -325,7 +319,7 @@ class ProjectsItself(nn.Linear):
     lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
 ], ids=["plain", "weight_norm", "spectral_norm", "pruned"])  # fmt: skip
 @pytest.mark.parametrize("cls", [nn.Linear, Projects, CallsLinear], ids=["plain", "subclass", "function"])
-@pytest.mark.usefixtures("_small_rows")
+@pytest.mark.usefixtures("small_rows")
 def test_linear_layers(cls, change):
     model, x = nn.Sequential(change(cls(4, 6)), nn.ReLU(inplace=True)).eval(), torch.randn(8, 4)
     before, text, want = fingerprint(model), repr(model), model(x)
@@ -341,7 +335,7 @@ def test_linear_layers(cls, change):
     assert same(fingerprint(model), before)
 
 
-@pytest.mark.usefixtures("_small_rows")
+@pytest.mark.usefixtures("small_rows")
 def test_linear_layers_lazy_shared_saved_and_of_a_class_that_computes_itself():
     model, x = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4), ProjectsItself(4, 4)), torch.randn(8, 3)
     model[2].weight = model[1].weight
@@ -355,7 +349,7 @@ def test_linear_layers_lazy_shared_saved_and_of_a_class_that_computes_itself():
     assert [type(m) for m in model] == [nn.Linear, nn.Linear, ProjectsItself]
 
 
-@pytest.mark.usefixtures("_small_rows")
+@pytest.mark.usefixtures("small_rows")
 def test_linear_layers_of_a_transformer():
     """In training its feed-forward layers are called; what reads their parameters in evaluation still does."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)

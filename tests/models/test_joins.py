@@ -42,14 +42,9 @@ from tests.models.forwards import (
     with_identity,
 )
 from tests.models.joining import agree, pair
-from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
+from tests.norms import NEEDS_KERNELS, watch
 
-pytestmark = NEEDS_KERNELS
-
-
-@pytest.fixture(autouse=True)
-def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_small_inputs(monkeypatch)
+pytestmark = [NEEDS_KERNELS, pytest.mark.usefixtures("small_norms")]
 
 
 @pytest.fixture

@@ -13,21 +13,16 @@ import torch
 import convgrad
 from convgrad.diagnostics import Trace
 from convgrad.models import accelerate_, takeover
-from tests.linears import take_small_rows
-from tests.norms import take_small_inputs
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] brings transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("small_norms", "small_rows"),
+]
 
 OURS = "im2col"
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def _small_inputs_too(monkeypatch):
-    take_small_inputs(monkeypatch)
-    take_small_rows(monkeypatch)
 
 
 def images(size):

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Received"]
-
 
 class Received(TorchDispatchMode):
     """Counts collectives and, by their names, the bytes that they bring from other processes."""

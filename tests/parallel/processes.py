@@ -23,8 +23,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Processes", "RankError", "on"]
-
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "convgrad.parallel", "pytest"])
 

@@ -17,7 +17,6 @@ from convgrad.report import Profile, profile_model, profile_script
 from convgrad.report.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
 from convgrad.report.model import _finding, _ways
 from tests.check.broken import around
-from tests.linears import take_small_rows
 
 from .example import row
 
@@ -41,8 +40,8 @@ class Net(nn.Module):
         return self.norm(self.mix(self.stem(x))) * scale
 
 
-def test_linear_layers_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_small_rows(monkeypatch)
+@pytest.mark.usefixtures("small_rows")
+def test_linear_layers_have_their_names() -> None:
     with use_backend("im2col"):
         profile = profile_model(nn.Sequential(nn.Conv1d(4, 8, 3), nn.Linear(10, 3)), torch.randn(2, 4, 12), seconds=0.1)
     assert {r.layers for r in profile.rows} == {("0",), ("1",)}

@@ -127,16 +127,3 @@ def why_not(name: str) -> str:
 def digest() -> str:
     """Tells one build of the library from another; empty without one."""
     return "" if load() is None else blake2b(library_path().read_bytes(), digest_size=4).hexdigest()
-
-
-def select(name: str) -> None:
-    """Use another instruction set for the plans made from now on, in the whole process; tests do.
-
-    Raises:
-        ValueError: this build or this processor does not have it.
-    """
-    library = load()
-    if library is None or library.convgrad_select(name.encode()):
-        raise ValueError(
-            f"the compiled CPU kernels cannot run as {name!r} here{': ' if library is None else ''}{why_absent()}"
-        )

@@ -131,35 +131,28 @@ def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
     shape = p.weight_shape if of_weight else p.output_shape if p.transposed else p.input_shape
     # A tensor that ATen asks for its shape only; its memory is never touched, nor mapped.
     unread, mask = (shape, usual_strides(shape, p.channels_last)), (not of_weight, of_weight, False)
-    if not of_weight:
-        return lambda a, b, bias=None, workspace=None: aten_backward(
-            a, a.new_empty_strided(*unread), b, None, *arguments, mask
-        )[0]
-    if p.transposed:
-        return lambda a, b, bias=None, workspace=None: aten_backward(
-            b, a, a.new_empty_strided(*unread), None, *arguments, mask
-        )[1]
-    return lambda a, b, bias=None, workspace=None: aten_backward(
-        a, b, a.new_empty_strided(*unread), None, *arguments, mask
-    )[1]
+
+    def gradient(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
+        absent = a.new_empty_strided(*unread)
+        if not of_weight:
+            return aten_backward(a, absent, b, None, *arguments, mask)[0]
+        grad_output, input = (b, a) if p.transposed else (a, b)
+        return aten_backward(grad_output, input, absent, None, *arguments, mask)[1]
+
+    return gradient
 
 
 def _sweep(p: ConvProblem, n: int) -> Callable[..., tuple[Tensor, ...]]:
     """Both gradients of what the user called, and where ``n`` is 3 that of the bias."""
     arguments, channels = (*statable_arguments(p), (True, True, n == 3)), [p.shape_of(p.bias_slot)[1]]
-    of_weight = tidy if reads_every_stride(p) else _as_it_is
-    if p.transposed:
-        return lambda grad_output, input, weight, workspace=None: aten_backward(
-            input, grad_output, of_weight(weight), channels, *arguments
-        )[:n]
-    of_input = tidy if reads_batch_stride(p) else _as_it_is
-    return lambda grad_output, input, weight, workspace=None: aten_backward(
-        grad_output, of_input(input), of_weight(weight), channels, *arguments
-    )[:n]
+    of_weight = tidy if reads_every_stride(p) else lambda t: t
+    of_input = tidy if reads_batch_stride(p) else lambda t: t
 
+    def sweep(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None) -> Any:
+        first, second = (input, grad_output) if p.transposed else (grad_output, of_input(input))
+        return aten_backward(first, second, of_weight(weight), channels, *arguments)[:n]
 
-def _as_it_is(t: Tensor) -> Tensor:
-    return t
+    return sweep
 
 
 def complex_product(

@@ -1,7 +1,6 @@
-"""Problems made for one kernel: what it accepts is found by asking, and every attribute is met at its least, odd and
-large values.
+"""Problems made for one kernel: what it accepts is found by trial; every attribute takes small, odd and large values.
 
-Nothing is known of a kernel but a function that says which problems it accepts. So some accepted problems are found
+All that is known of a kernel is a function that says which problems it accepts. So some accepted problems are found
 first (`_start`, and `_climb` for a kernel that accepts next to nothing); then each attribute of some of them is
 changed, alone and together with those that usually go with it, value by value, up to the bound, which is found by
 bisection (`_explore`); then accepted problems are mixed (`_mix`). The list is put together out of all of these.
@@ -194,7 +193,7 @@ def _climb(search: _Search, p: ConvProblem) -> None:
 
 
 def _drawn(rng: random.Random, search: _Search) -> ConvProblem | None:
-    """A problem of a usual kind: most often square, its padding that of its kernel."""
+    """A typical problem: most often square, with the padding that keeps the size."""
     d = rng.choice((1, 2, 2, 2, 2, 3))
     tuples = [t for t in search.tuples if len(t) == d]
 

@@ -34,7 +34,7 @@ def is_large(problem: ConvProblem) -> bool:
 
 
 def spread(problems: list[ConvProblem], most: int, before: Sequence[ConvProblem] = ()) -> list[ConvProblem]:
-    """At most so many: next is always the one that brings the most new pairs of properties for what it costs.
+    """At most ``most`` of them: each time the one with the most new pairs of properties for its cost.
 
     Args:
         before: some of them that were chosen before; they count as met and are not chosen again.
@@ -119,7 +119,7 @@ def _properties(p: ConvProblem) -> list[Hashable]:
 
 
 def cost(p: ConvProblem) -> float:
-    """About what a check takes, to compare problems with one another."""
+    """Roughly how long a check takes, compared with other problems."""
     elements = sum(map(prod, (p.input_shape, p.weight_shape, p.output_shape)))
     if is_large(p):
         return 0.02 + p.flops / 1e9 + elements / 2e7

@@ -68,11 +68,11 @@ def shrunk(
 ) -> ConvProblem:
     """A problem of at most about ``most_flops``, with the same kernel, stride, dilation, border and kind of groups.
 
-    Less batch first, then fewer groups, fewer channels in each, then fewer rows; what cannot be had smaller stays. The
-    remainder of every size by the stride stays too, so that rows that no kernel reads are still there.
+    First a smaller batch, then fewer groups, fewer channels in each, and fewer rows; what cannot be reduced stays. Each
+    size keeps its remainder modulo the stride, so that rows that no kernel reads are still there.
 
     Args:
-        accepts: what does not belong to these problems is not made.
+        accepts: what it does not accept is not tried.
     """
     p = problem
     if p.flops <= most_flops or p.empty:
@@ -90,7 +90,7 @@ def _batch(p: ConvProblem, most: int) -> ConvProblem:
 
 
 def fewer_groups(p: ConvProblem, most: int) -> ConvProblem:
-    """At most so many groups, each as it is."""
+    """At most ``most`` groups of the same size."""
     n = min(p.groups, most)
     return p.replace(groups=n, in_channels=p.in_channels // p.groups * n, out_channels=p.out_channels // p.groups * n)
 

@@ -57,8 +57,7 @@ def settings(*, random: bool) -> dict[str, Any]:
 
 def restore(before: dict[str, Any]) -> list[str]:
     """Set what is no longer as it was before, and name it."""
-    now = settings(random=True)
-    changed = [name for name, value in before.items() if now[name] != value]
+    changed = [name for name, value in before.items() if _SETTINGS[name][0]() != value]
     for name in changed:
         _SETTINGS[name][1](before[name])
     return changed

@@ -28,7 +28,7 @@ _ROUNDS = 3
 def pages(check: PropertyCheck) -> Found:
     """It reads nothing in front of its operands and nothing behind them: a closed page lies there."""
     if check.device.type != "cpu":
-        raise Skipped("pages of the CPU's memory only can be closed")
+        raise Skipped("only pages of the CPU's memory can be closed")
     for how, passes, run in check.variants():
         operands = check.integers(*passes)
         slots = slots_of(passes)

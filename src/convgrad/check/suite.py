@@ -1,8 +1,7 @@
-"""The check: is a backend's output right, for this problem, in every respect that the engine relies on?
+"""One output of one problem, property after property; `testing.check_backend` does so for many problems.
 
-`check_problem` looks at one output of one problem, property after property (`properties.PROPERTIES`);
-`testing.check_backend` does so for many problems. A backend is only ever compared with the reference, with itself, and
-with the error bound of the arithmetic that it declares.
+A backend is only ever compared with the reference, with itself, and with the error bound of the arithmetic that it
+declares.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Generator
@@ -12,6 +13,8 @@ from contextlib import contextmanager, suppress
 import torch
 
 _OURS = b"onednn_verbose"
+#: An executed convolution: onednn_verbose,v1,primitive,exec,engine,primitive kind,implementation,propagation kind,...
+_CONVOLUTION = re.compile(_OURS + rb".*,exec,[^,]*,(?:de)?convolution,([^,]*),([^,\s]*)")
 
 
 @contextmanager
@@ -22,7 +25,7 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
     other line found there is passed on to the real standard output.
 
     Yields:
-        A function of nothing: the convolutions executed since it was called last, each as ``kernel (kind)``.
+        A function that returns the convolutions executed since its last call: ``jit_dw:avx2 (backward_weights)``.
     """
     if not torch.backends.mkldnn.is_available():
         yield tuple
@@ -37,7 +40,7 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
             lines = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - read, read).splitlines(keepends=True)
             read += sum(map(len, lines))
             os.write(real, b"".join(line for line in lines if not line.startswith(_OURS)))
-            return tuple(kernel for line in lines if line.startswith(_OURS) for kernel in _kernel(line.decode()))
+            return tuple(f"{m[1].decode()} ({m[2].decode()})" for m in map(_CONVOLUTION.match, lines) if m)
 
         os.dup2(file.fileno(), 1)
         try:
@@ -47,20 +50,6 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
             take()
             os.dup2(real, 1)
             os.close(real)
-
-
-def _kernel(line: str) -> list[str]:
-    """``jit_dw:avx2 (backward_weights)`` of a line that reports an executed convolution, or nothing.
-
-    The fields: onednn_verbose,v1,primitive,exec,engine,primitive kind,implementation,propagation kind,...
-    """
-    fields = line.strip().split(",")
-    if "exec" not in fields:
-        return []
-    at = fields.index("exec")
-    if len(fields) < at + 5 or fields[at + 2] not in ("convolution", "deconvolution"):
-        return []
-    return [f"{fields[at + 3]} ({fields[at + 4]})"]
 
 
 def _flush() -> None:

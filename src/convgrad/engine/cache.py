@@ -13,16 +13,13 @@ generation: list[int] = [0]
 
 
 def remember(key: Any, plan: Any, since: int) -> None:
-    """Keep a plan; the oldest one goes when there are too many.
+    """Keep a plan; where there are too many, all others go.
 
     Args:
         since: the generation in which its making began; one that was made while the cache was emptied is not kept.
     """
-    while len(plans) >= _MOST:
-        try:
-            plans.pop(next(iter(plans)), None)
-        except (StopIteration, RuntimeError):  # another thread was faster
-            break
+    if len(plans) >= _MOST:
+        plans.clear()
     plans[key] = plan
     if generation[0] != since:
         plans.pop(key, None)

@@ -38,7 +38,6 @@ class Plan:
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
         aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
         arguments: of that operator, if so.
-        kernel: for a single pass, the function of (a, b, bias) that computes it without observers; set by `bind`.
         backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`, kept.
         form: for the plan of a call, the form from which its derivatives are made.
         request: the `use_backend` request under which it was made.
@@ -50,8 +49,8 @@ class Plan:
     transformed = False
 
     __slots__ = (
-        "_kernels", "_places", "_program", "_rests", "_transposed", "_unsettled", "arguments", "aten", "backwards",
-        "device", "flags", "form", "generation", "kernel", "outputs", "problem", "request", "steps", "suffices",
+        "_kernels", "_places", "_program", "_rests", "_unsettled", "arguments", "aten", "backwards",
+        "device", "flags", "form", "generation", "outputs", "problem", "request", "steps", "suffices",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +65,6 @@ class Plan:
         self._unsettled = any(step.unsettled for step in self.steps)
         self.aten = one_call and not self._unsettled and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
-        self.kernel: Callable[..., Tensor] = self.contract
         self.form: Any = None
         self.request: Request | None = active()
         self.flags: object = None
@@ -80,7 +78,6 @@ class Plan:
         self._rests = [i for i, output in enumerate(outputs) if output not in yielded]
         #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
         self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
-        self._transposed = problem.transposed
         self.backwards: dict[tuple[bool, ...], Plan] = {}
         self.suffices: dict[tuple[bool, bool], bool] = {}
 
@@ -96,8 +93,6 @@ class Plan:
             self._kernels = [bind_step(self.problem, step, like) for step in self.steps]
             if self._unsettled:
                 self._kernels[0] = look_again(self._kernels[0], self.device)
-            if self._kernels:
-                self.kernel = self._kernels[0]
         return self._kernels
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -122,7 +117,7 @@ class Plan:
             grad_output, input, weight: of the user's convolution; one that no step reads may be None. In a transposed
                 problem, grad_output fills the slot input, and input the slot grad_output.
         """
-        slots: Any = (input, grad_output, weight) if self._transposed else (grad_output, input, weight)
+        slots: Any = (input, grad_output, weight) if self.problem.transposed else (grad_output, input, weight)
         kernels = self._kernels or self.bind()
         watched = observers or profiler_enabled()
         results: list[Any] = [None] * (len(self.outputs) + 1)  # the last one is never filled
@@ -155,7 +150,7 @@ class Plan:
         plan = self.backwards.get(needs)
         if plan is None:
             with resume(self.request):
-                outputs = gradient_outputs(self._transposed, needs)
+                outputs = gradient_outputs(self.problem.transposed, needs)
                 plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device, now=True)
             self.backwards[needs] = plan
         return plan

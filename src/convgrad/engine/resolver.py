@@ -96,7 +96,7 @@ def find(
         or b._is_zerotensor()
         or a.is_neg()  # as the imaginary part of a conjugate
         or b.is_neg()
-        or (c is not None and (c._is_zerotensor() or c.is_neg()))
+        or (c is not None and (is_legacy_batched(c) or c._is_zerotensor() or c.is_neg()))
     )
     return None if odd else plan
 

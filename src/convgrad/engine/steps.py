@@ -124,5 +124,4 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
 
 def prepare_bias(bias: Tensor) -> Tensor:
     """A contiguous bias: one that is expanded, or strided within another tensor, is copied here."""
-    lazy = bias.is_conj() or bias.is_neg()
-    return (bias.resolve_conj().resolve_neg() if lazy else bias).contiguous()
+    return bias.resolve_conj().resolve_neg().contiguous()

@@ -47,7 +47,6 @@ class Signature(NamedTuple):
 #: By the name of the function; each file of functions adds its own.
 signatures: dict[str, Signature] = {}
 _convolution, _recording = torch.convolution, torch.is_grad_enabled
-_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]) -> Tensor:
@@ -71,9 +70,7 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
                 if suffices and not observers and not profiler_enabled() and (first or not saved_tensors_hooks()):
                     return _convolution(input, weight, bias, *plan.arguments)
             return apply(plan, input, weight, bias)
-    if observers or profiler_enabled():
-        return plan.contract(input, weight, bias)
-    return plan.kernel(input, weight, bias)
+    return plan.contract(input, weight, bias)
 
 
 def _first_call(
@@ -82,12 +79,12 @@ def _first_call(
     """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
-    if key is None and not _is_dynamo_compiling() and autocast_is_on(input.device.type):
+    if key is None and not torch.compiler.is_dynamo_compiling() and autocast_is_on(input.device.type):
         device = input.device.type
         with without_autocast():
             if find(name, raw, input, weight, bias) is not None:  # a plain call, but for autocast
                 return run(name, cast(input, device), cast(weight, device), cast(bias, device), raw)
-    own_rules = key is None and not _is_dynamo_compiling() and overrides_functions(weight, bias)
+    own_rules = key is None and not torch.compiler.is_dynamo_compiling() and overrides_functions(weight, bias)
     if own_rules and hasattr(F, name):  # they may know PyTorch's functions alone
         return getattr(F, name)(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)

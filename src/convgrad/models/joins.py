@@ -213,7 +213,7 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
             tracer = _Tracer(functions, shape)
             return tracer.trace(twin), tracer.called
         except Exception as error:
-            convolution = next(filter(is_convolution, owner.modules()), None)
+            convolution: Any = next(filter(is_convolution, owner.modules()), None)
             if not shape and convolution is not None:
                 shape = (2 + mode, convolution.in_channels, *(17 if mode else 512 for _ in convolution.kernel_size))
                 continue

@@ -57,7 +57,7 @@ class _Now(threading.local):
         self.owner: Any = None
         #: module, and where it is called -> those that follow then, and where the functions around that are called;
         #: made when first needed
-        self.behind: dict[tuple[Any, Place], tuple[list[Any], tuple[Place, ...]]] | None = None
+        self.behind: dict[tuple[Any, Place], tuple[list[Any], list[Place]]] | None = None
         #: activation, number of an input that is its result already -> that input
         self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it

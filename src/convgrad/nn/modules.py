@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from .. import functional
 from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
+from ..errors import ShapeError
 from ..padding_modes import pad
 from .constructors import set_constructor
 from .joined import leaf_of_fx, now, refuse_scripting
@@ -56,9 +57,6 @@ class _WithBackend:
             function = partial(function, layout=layout)
         if backend is None:
             return function(*args)
-        if torch.compiler.is_compiling():
-            of_transposed = isinstance(self, _ConvTranspose)
-            return functional.convolution_with_backend(backend, of_transposed, *args, layout=layout)
         with use_backend(backend):
             return function(*args)
 
@@ -92,6 +90,8 @@ class _Conv(_WithBackend):
         # torch's constructor refuses the word
         known = 0 if isinstance(padding, str) and padding == "causal" else padding
         super().__init__(padding=known, **kwargs)
+        if len(self.kernel_size) != (d := len(self.stride)):  # which torch's constructor takes
+            raise ShapeError(f"kernel_size is an integer or {d} of them, got {self.kernel_size}")
         if known is not padding:
             self.padding = padding
             (self.padding,) = functional.sides_of(self)

@@ -24,13 +24,12 @@ from .._compat import (
     functorch_active,
     is_legacy_batched,
     is_traced,
-    profiler_enabled,
     single_level,
     will_engine_execute,
     without_autocast,
 )
 from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
-from ..engine import Plan, Request, active, generation, layout_of, observers, resume
+from ..engine import Plan, Request, active, generation, layout_of, resume
 from ..padding_modes import fold, pad
 from ..settings import flags
 from ..shapes import conv_geometry, padding_pairs
@@ -63,8 +62,7 @@ class Contraction(torch.autograd.Function):
         _, needs_first, needs_second, _ = ctx.needs_input_grad
         ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
         if call.__class__ is Plan:
-            contract = call.contract if observers or profiler_enabled() else call.kernel
-            return contract(first, second, bias)
+            return call.contract(first, second, bias)
         if not call.transformed:
             return call.below(first, second, bias)
         ctx.save_for_forward(first, second)

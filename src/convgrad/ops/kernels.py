@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import profiler_enabled
-from ..backends import aten_backward
-from ..engine import Plan, checked_convolution, observers, resolve
+from ..engine import Plan, checked_convolution, resolve
 
 
 def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
@@ -25,11 +23,6 @@ def run(op: str, plan: Plan, raw: tuple[Any, ...], *operands: Tensor) -> Any:
     if op != "convolution_backward":
         exchanged = op == "grad_weight" and raw[4]  # of a transposed convolution
         return plan.contract(*(operands[::-1] if exchanged else operands))
-    bias_sizes, *_, mask = raw
-    if plan.aten and (bias_sizes is not None or not mask[2]) and not observers and not profiler_enabled():
-        found = aten_backward(*operands, bias_sizes, *plan.arguments, mask)
-        # oneDNN computes, and returns, what the mask leaves out too.
-        return tuple([t if wanted else None for t, wanted in zip(found, mask, strict=True)])
     return plan.gradients(*operands)
 
 

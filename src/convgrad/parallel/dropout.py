@@ -18,9 +18,7 @@ from .placed import joined_like, local_of, local_range, shards
 _ALPHA = -1.7580993408473766  # -scale * alpha of SELU: what alpha dropout puts in place of an element
 
 
-def dropout(
-    func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> DTensor:
+def dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool = True) -> DTensor:
     """`torch.nn.functional.dropout`, and of whole channels ``dropout1d`` to ``dropout3d``."""
     if not training or not p:
         return x
@@ -29,9 +27,7 @@ def dropout(
     return joined_like(x, local_of(x) * (keep / (1 - p) if p < 1 else keep).to(x.dtype))
 
 
-def alpha_dropout(
-    func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> DTensor:
+def alpha_dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool = False) -> DTensor:
     """`torch.nn.functional.alpha_dropout`, and of whole channels ``feature_alpha_dropout``."""
     if not training or p == 0:
         return x

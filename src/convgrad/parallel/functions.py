@@ -95,8 +95,7 @@ _OTHERS: dict[str, Rule] = {
     "convNd conv_transposeNd": _convolution,
     "max_poolNd": pooling.max_pool,
     "avg_poolNd": pooling.avg_pool,
-    "adaptive_avg_poolNd": pooling.adaptive_avg_pool,
-    "adaptive_max_poolNd": pooling.adaptive_max_pool,
+    "adaptive_avg_poolNd adaptive_max_poolNd": pooling.adaptive_pool,
     "interpolate upsample": resampling.interpolate,
     "batch_norm": norms.batch_norm,
     "instance_norm": norms.instance_norm,
@@ -148,8 +147,8 @@ _RULES: dict[Any, Rule] = {
 } | {torch.ops.convgrad.convolution.default: _convolution}
 
 
-#: numpy's words for arguments, which PyTorch takes too -> PyTorch's own, which the rules know.
-_NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
+#: Names of arguments that PyTorch takes too, numpy's and that of its dropouts in C++ -> those that the rules know.
+_OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
 
 
 class Sharded(TorchFunctionMode):
@@ -160,7 +159,6 @@ class Sharded(TorchFunctionMode):
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
         if not tensors or func.__name__ in _own_rules:
             return func(*args, **kwargs)
-        kwargs = {_NUMPYS.get(name, name): value for name, value in kwargs.items()}
         x, rule = tensors[0], _RULES.get(func)
         draws = rule in (dropout.dropout, dropout.alpha_dropout)
         if not draws and all(p.is_replicate() for t in tensors for p in t.placements):
@@ -170,6 +168,7 @@ class Sharded(TorchFunctionMode):
                 f"{func.__name__} has no rule for sharded tensors (here {list(x.placements)} of size {list(x.shape)}); "
                 "redistribute them first, or leave it to a function that has one"
             )
+        kwargs = {_OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
         if not kwargs.pop("inplace", False):
             return rule(func, *args, **kwargs)
         if func is F.relu:

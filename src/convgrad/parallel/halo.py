@@ -3,7 +3,7 @@
 One all-to-all a dimension, in which a process sends each other one exactly the positions that it lacks: a single
 functional collective, which the compiler traces. Several dimensions go one after another, so that a corner comes along
 with the border that the neighbor has received already: the bytes that a process receives are those that it lacks, and
-no diagonal neighbor is spoken to.
+none of them comes from a diagonal neighbor.
 """
 
 from __future__ import annotations

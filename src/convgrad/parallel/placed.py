@@ -85,7 +85,7 @@ def local_of(x: DTensor) -> Tensor:
 
 
 def meta_of(x: Tensor) -> Tensor:
-    """As large, without memory: for PyTorch's own checks, and the size of a result."""
+    """A tensor of the same size without memory: for PyTorch's own checks, and the size of a result."""
     return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 

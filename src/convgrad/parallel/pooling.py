@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn import functional as F
 
-from ..errors import UnsupportedError
 from .geometry import Line, clipped
 from .placed import joined_like, local_of, local_range, meta_of, needed, on_some, reduced, shards, widened
 
@@ -28,11 +27,9 @@ def max_pool(
     padding: Size = 0,
     dilation: Size = 1,
     ceil_mode: bool = False,
-    return_indices: bool = False,
+    return_indices: bool = False,  # with indices it is another function, which has no rule
 ) -> DTensor:
     """`torch.nn.functional.max_pool2d` and its likes; outside of the input there is nothing, or less than anything."""
-    if return_indices:
-        raise UnsupportedError("max pooling with return_indices counts positions of the whole, which no shard has")
     shape = func(meta_of(x), kernel_size, stride, padding, dilation, ceil_mode).shape
     d = _spatial(func)
     lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
@@ -109,25 +106,15 @@ def windowed(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor],
 # ---- adaptive ----------------------------------------------------------------------------------------
 
 
-def adaptive_avg_pool(func: Function, x: DTensor, output_size: Any) -> DTensor:
-    """`torch.nn.functional.adaptive_avg_pool2d` and its likes."""
-    return _adaptive(func, x, output_size, _mean)
+def adaptive_pool(func: Function, x: DTensor, output_size: Any, return_indices: bool = False) -> DTensor:
+    """`torch.nn.functional.adaptive_avg_pool2d`, `adaptive_max_pool2d` and their likes.
 
-
-def adaptive_max_pool(func: Function, x: DTensor, output_size: Any, return_indices: bool = False) -> DTensor:
-    """`torch.nn.functional.adaptive_max_pool2d` and its likes; the first of several equal ones gets the gradient."""
-    if return_indices:
-        raise UnsupportedError("max pooling with return_indices counts positions of the whole, which no shard has")
-    return _adaptive(func, x, output_size, _max)
-
-
-def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[..., Tensor]) -> DTensor:
-    """One dimension after the other, the last one first, so that equal maxima are found in PyTorch's order.
+    One dimension after the other, the last one first, so that equal maxima are found in PyTorch's order.
 
     A sharded dimension of fewer results than processes is reduced in every process and then over them, and not sharded
     any more; otherwise a process gets what the windows of its results lack.
     """
-    shape = func(meta_of(x), output_size).shape
+    shape, reduce = func(meta_of(x), output_size).shape, _mean if "avg" in func.__name__ else _max
     mesh, placements, local = x.device_mesh, list(x.placements), widened(local_of(x))
     for d in reversed(range(x.dim() - _spatial(func), x.dim())):
         n, out, m = x.shape[d], shape[d], shards(x).get(d)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from ..errors import UnsupportedError
 from .geometry import Range
 from .placed import joined_like, local_of, meta_of, needed, on_some, widened
-from .pooling import adaptive_avg_pool
+from .pooling import adaptive_pool
 
 
 def interpolate(
@@ -37,7 +37,7 @@ def interpolate(
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
     shape = func(meta_of(x), size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options).shape
     if mode == "area":
-        return adaptive_avg_pool(getattr(functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
+        return adaptive_pool(getattr(functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
     given = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * (x.dim() - 2)
     scales = [None] * len(given) if recompute_scale_factor else given
     local = local_of(x)

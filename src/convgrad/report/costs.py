@@ -51,7 +51,7 @@ def costs_of_rows(
 
     Args:
         whole: milliseconds of which a saving must be worth something.
-        until: the time, as of `time.perf_counter`, when the next row is not looked at any more.
+        until: the time, by `time.perf_counter`, after which no further row is looked at.
         tune: the command that measures and remembers.
         layout: also try each row in channels_last.
         stock: PyTorch's own kernels were observed, and nothing was taken over.

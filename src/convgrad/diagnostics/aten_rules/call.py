@@ -99,12 +99,11 @@ class TensorSpec:
         The strides of size-1 dimensions count, so a tensor can be contiguous in both orders and still be taken for
         channels_last. With ``exact_strides`` they must be those of a new channels_last tensor (MPS wants that).
         """
-        fmt = channels_last_of(self.ndim - 2)
         if self.mkldnn or not suggests_channels_last(self._meta()):
             return torch.contiguous_format
         if exact_strides and self.strides != usual_strides(self.shape, True):
             return torch.contiguous_format
-        return fmt
+        return channels_last_of(self.ndim - 2)
 
     def fits_32bit_index(self) -> bool:
         """Whether offsets fit into 32 bits (ATen's canUse32BitIndexMath)."""

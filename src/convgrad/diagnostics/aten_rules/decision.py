@@ -73,10 +73,10 @@ class Decision:
 
     Args:
         kind: what was decided: ``"backend"`` or ``"memory_format"``.
-        answer: the name of it.
+        answer: its name.
         rules: every rule that was evaluated, in PyTorch's order; one that PyTorch does not reach is not there.
         machine: the machine it was decided for.
-        notes: what a reader should know besides.
+        notes: what else a reader should know.
         value: the answer as PyTorch's own value (the number of a backend, a `torch.memory_format`).
     """
 
