@@ -16,7 +16,6 @@ import torch
 pytest.importorskip("typer")
 
 from tests.engine.measuring import fresh
-from tests.linears import take_small_rows
 
 from convgrad import engine
 from convgrad.cli.app import run
@@ -120,8 +119,8 @@ def test_a_models_convolutions(folder) -> None:
     assert counts() == expected | {k: 3 for p in (first, SMALL) for k in each(p) if not k.startswith("forward")}
 
 
-def test_a_models_linear_layers(folder, monkeypatch) -> None:
-    take_small_rows(monkeypatch)
+@pytest.mark.usefixtures("small_rows")
+def test_a_models_linear_layers(folder) -> None:
     (folder / "rows.py").write_text("import torch.nn as nn\ndef net(): return nn.Linear(8, 4)\n")
     assert run(["tune", "--input", "2x3x8", "rows:net"]) == 0
     problem = "g1mb1ic8ih1iw6oc4oh1ow6kh1kw1sh1sw1ph0pw0dh0dw0 channels_last"
@@ -205,7 +204,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
     assert run(["tune", "--import", "bad.json"]) == 2
     assert capsys.readouterr().err.startswith("convgrad: bad.json holds no exported choices")
     assert run(["tune", "--import", "none.json"]) == 2
-    assert capsys.readouterr().err.startswith("convgrad: 'none.json' is no file (hint: ")
+    assert capsys.readouterr().err.startswith("convgrad: there is no file 'none.json' (hint: ")
     assert measurements.entries() == {}
 
 
@@ -213,8 +212,8 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
     ("args", "message"),
     [
         ([], "there is nothing to do"),
-        (["no/such/file"], "'no/such/file' is no file"),
-        (["nothing.py", "--epochs", "1"], "'nothing.py' is no file (hint: it was looked for in "),
+        (["no/such/file"], "there is no file 'no/such/file'"),
+        (["nothing.py", "--epochs", "1"], "there is no file 'nothing.py' (hint: it was looked for in "),
         (["nothing"], "neither a problem nor a model"),
         (["--input", "2x3x8x8", "tests.cli.test_tune:Positive"], "`convgrad tune` and `run` a script"),
         ([SMALL, "epochs"], "only a script takes arguments"),

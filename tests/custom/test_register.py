@@ -298,7 +298,7 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"problems": ["nonsense"]}, ValueError, "nonsense"),
         ({"problems": "g8mb2ic8ih9oc8kh3ph1 circular"}, ValueError, "does not accept: it computes padding_mode="),
         ({"problems": ["ic2iw9oc2kw3"]}, ValueError, "problems= names g1.* 'mine' does not accept: its accepts says"),
-        ({"dtypes": "float32"}, TypeError, "dtypes are such as torch.float32, got 'float32'"),
+        ({"dtypes": "float32"}, TypeError, "dtypes takes dtypes such as torch.float32, got 'float32'"),
         ({"devices": ["gpu"]}, ValueError, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
         ({"devices": "cuda:0"}, ValueError, "got 'cuda:0'"),
         ({"layouts": "nchw"}, ValueError, r"layouts are among .* got \('nchw',\)"),

@@ -202,6 +202,8 @@ def test_a_kernel_that_accepts_one_problem() -> None:
         backend = convgrad.register("one", forward=right, accepts=lambda p: p == only)
     assert (backend.verified, passed(backend)) == (False, 1)
     assert backend.note.endswith("it accepts no more that could be found")
+    with pytest.warns(UserWarning, match="'named' is not verified: 1 problem passed"):
+        convgrad.register("named", forward=right, accepts=lambda p: p == only, prefer=False)
     with pytest.raises(CheckError, match=r"the problem: g34mb2ic34ih12"):
         convgrad.register("one", forward=when(lambda x, w, p: True), accepts=lambda p: p == only)
 

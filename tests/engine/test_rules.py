@@ -70,7 +70,7 @@ def test_the_first_line_that_fits_and_can(text: str, outputs: tuple[Output, ...]
 @pytest.mark.usefixtures("table")
 def test_the_reason_is_the_line() -> None:
     [step] = chosen("mb1g8ic8ih9oc8kh3ph1", ("forward",))
-    assert step.reason.startswith("by rule: depthwise problems are 2.0x as fast as PyTorch")
+    assert step.reason.startswith("by rule: on depthwise problems native is 2.0x as fast as PyTorch")
     [step] = chosen("mb4g2ic8ih9oc8kh3", ("forward",))
     assert step.reason == "no rule prefers another backend"
 

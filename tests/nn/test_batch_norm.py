@@ -15,14 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends.native_norm import LEAST_NORM
 from tests.copies import copies
-from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
+from tests.norms import NEEDS_KERNELS, watch
 
-pytestmark = NEEDS_KERNELS
-
-
-@pytest.fixture(autouse=True)
-def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_small_inputs(monkeypatch)
+pytestmark = [NEEDS_KERNELS, pytest.mark.usefixtures("small_norms")]
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_layers_that_stay_in_float() -> None:
     assert type(net[0]) is torch.nn.Conv2d
     assert nn.convert_(torch.nn.ModuleDict({"conv1": torch.nn.Conv1d(1, 1, 1), "fc": torch.nn.Linear(1, 1)}),
                        skip="conv1") == ["fc"]  # fmt: skip
-    with pytest.raises(ValueError, match=r"skip names what is not in the model: 2\.7, conv9"):
+    with pytest.raises(ValueError, match=r"skip names layers that the model does not have: 2\.7, conv9"):
         nn.convert_(net, nn.Binary(), skip=["conv9", "2.7", "0"])
     with pytest.raises(TypeError, match="a scheme is an instance such as"):
         nn.convert_(net, nn.Binary)  # pyright: ignore[reportArgumentType]

@@ -279,7 +279,7 @@ def test_what_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="rule is one of"):
         convert_feedback_(model, "hebb")
-    with pytest.raises(ValueError, match="skip names what is not in the model: 1, x"):
+    with pytest.raises(ValueError, match="skip names layers that the model does not have: 1, x"):
         convert_feedback_(model, skip=["x", "0", "1"])
     assert type(model[0]) is nn.Conv2d
     with pytest.raises(convgrad.UnsupportedError, match="rule='mirror', not 'uSF'"):

@@ -22,14 +22,12 @@ from convgrad.engine.measurements import Measurement
 from convgrad.models import accelerate_
 from convgrad.problem import ConvProblem
 from tests.copies import copies
-from tests.linears import take_small_rows
 from tests.norms import NEEDS_KERNELS
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch, small_rows: None) -> Iterator[None]:
     """By rule every plain call is ours."""
-    take_small_rows(monkeypatch)
     monkeypatch.setitem(rules.TABLE, "pointwise", {"native": 1.6})
     cache.invalidate()
     yield

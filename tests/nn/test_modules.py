@@ -82,6 +82,12 @@ def test_a_backend_that_is_gone_is_refused_when_the_module_is_called() -> None:
         layer(torch.zeros(1, 2, 5, 5))
 
 
+def test_a_kernel_of_other_dimensions() -> None:
+    """torch's constructor takes it, and the layer fails when it is called."""
+    with pytest.raises(convgrad.errors.ShapeError, match="kernel_size is an integer or 2 of them, got"):
+        convgrad.nn.Conv2d(3, 8, (3, 3, 3))
+
+
 def test_a_module_may_ask_for_a_backend_and_so_do_its_copies() -> None:
     layer = convgrad.nn.Conv2d(2, 2, 3, backend="im2col")
     x = torch.randn(1, 2, 5, 5)

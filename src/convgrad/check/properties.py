@@ -93,7 +93,7 @@ def _guarded(check: PropertyCheck, operands: Operands, run: Callable[[Operands],
     for slot, guard in guards.items():
         content, *header = before[slot]
         if header != [*_header(guard.tensor)] or not torch.equal(guard.bytes(), content):
-            raise Failed(f"it wrote to {slot}, or beside it")
+            raise Failed(f"it wrote into {slot}, or just outside of it")
         if guard.tensor.requires_grad:
             raise Failed(f"it changed {slot}: it requires gradients now")
     if changed:

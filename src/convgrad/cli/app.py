@@ -41,7 +41,7 @@ COMMANDS: Final = {
     "report": "One page: what a model or script costs, and what convgrad would save.",
     "names": "Which function of ATen is the backward of another.",
 }
-#: Of what ``--json`` prints, for every command; raised when a field changes its meaning or goes.
+#: Of what ``--json`` prints, for every command; raised when a field changes its meaning or is removed.
 SCHEMA_VERSION: Final = 1
 
 
@@ -170,7 +170,8 @@ def width() -> int:
 def say(text: object, file: TextIO | None = None) -> None:
     """Print a text; lines that are wider than the terminal are broken at spaces, but for a command, to be copied."""
     for line in str(text).splitlines():
-        print(line if "repeat: " in line else wrapped(line, width()), file=file, flush=True)
+        whole = "repeat: " in line or not (file or sys.stdout).isatty()
+        print(line if whole else wrapped(line, width()), file=file, flush=True)
 
 
 def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
@@ -230,7 +231,7 @@ def fail(message: str, hint: str = "") -> Exception:
 
 
 def finite(seconds: float) -> float:
-    """For typer: refuse a time for measuring that is none or has no end."""
+    """For typer: refuse a time for measuring that is not positive and finite."""
     if not 0 < seconds < float("inf"):
         raise fail(f"--seconds must be positive and finite, got {seconds}")
     return seconds
@@ -268,6 +269,7 @@ def run(args: Sequence[str] | None = None) -> int:
             extra, command = "it stands before the command: ", "convgrad"
         return _refused(f"{text} (hint: {extra}see {command} --help)")
     except typer.Abort:  # what older releases of typer make of an interrupt
+        say("convgrad: interrupted", sys.stderr)
         return 130
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer would end with 1, as if a check had failed

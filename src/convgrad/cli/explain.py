@@ -144,7 +144,7 @@ def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: b
 
 
 def _details(models: list[ModelExplanation], measure: bool | None) -> list[Explanation]:
-    """Layer by layer, every machine after the other; a linear layer is only one of ours on a CPU."""
+    """Layer by layer, for one machine after another; a linear layer counts as a convolution on a CPU only."""
     from ..diagnostics import measured
 
     found: dict[tuple[str, ...], list[Explanation]] = {}

@@ -152,7 +152,7 @@ def in_channels_last(net: nn.Module, input: Any) -> tuple[nn.Module, torch.Tenso
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     """The model on a device, and what its function gives to call it with; None where that gives the model alone.
 
-    In place of meta on the CPU, where its function needs values.
+    Where its function needs values, it is made on the CPU instead of on meta.
     """
     import torch
     from torch import nn

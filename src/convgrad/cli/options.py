@@ -55,8 +55,8 @@ def is_problem(text: str) -> bool:
 
 def no_file(what: str) -> tuple[str, str]:
     """The error for what looks like a file and is none."""
-    named = "a problem such as g32ic32ih14oc32kh3ph1 has neither a point nor a slash"
-    return f"{what!r} is no file", f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
+    named = "a problem such as g32ic32ih14oc32kh3ph1 contains neither a dot nor a slash"
+    return f"there is no file {what!r}", f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
 
 
 def is_script(what: str) -> bool:

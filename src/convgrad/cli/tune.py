@@ -156,7 +156,7 @@ def _backward(problem: ConvProblem) -> Job:
 
 
 def _job(problem: ConvProblem, outputs: Outputs) -> Job:
-    """Of a problem with a padding mode, what is best for the padded copy is looked up."""
+    """For a problem with a padding mode, the choice is looked up for its padded copy."""
     from ..backends import padded
 
     return Job((problem if problem.padding_mode == "zeros" else padded(problem)).replace(name=""), outputs)
@@ -244,7 +244,7 @@ def _import(path: Path) -> tuple[int, int]:
         content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
         choices = content["choices"]
     except FileNotFoundError:
-        raise fail(f"'{path}' is no file", "what convgrad tune --export wrote") from None
+        raise fail(f"there is no file '{path}'", "what convgrad tune --export wrote") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise fail(f"{path} holds no exported choices", "a file that convgrad tune --export wrote") from None
     try:

@@ -87,7 +87,7 @@ def register(
         deterministic: whether the same operands always give the same bits.
         capture_safe: whether they may be called while a CUDA graph is captured.
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
-            "low-precision accumulation".
+            "low-precision accumulation" (in the dtype of the operands; not of float32 operands in bfloat16).
         prefer: use them wherever they are accepted; False: only where requested, as by ``backend="mine"``.
         verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
         seconds: how long the check may take, without loading and compiling at the first call. With fewer than 30
@@ -188,8 +188,8 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     unseen = ["not verified: registered with verify=False"]
     sentences = unseen if seconds is None else _verify(backend, named, seconds)
     backend.note, backend.verified = "; ".join(sentences), all(s.startswith("verified") for s in sentences)
-    if backend.preferred and seconds is not None and not backend.verified:
-        warn_user(f"{backend.name!r} runs wherever it is usable, and is {backend.note}")
+    if seconds is not None and not backend.verified:
+        warn_user(f"{backend.name!r}{' runs wherever it is usable, and' * backend.preferred} is {backend.note}")
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
     backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
     backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))

@@ -81,7 +81,7 @@ def _check_name(arg: str, method: Method) -> None:
     name, first, number = found.groups() if (found := _ARGUMENT.fullmatch(arg)) else ("", None, None)
     if name not in several if number else name not in (*whole, *several):
         raise ValueError(
-            f"args of {method}: {arg!r} is none of {', '.join((*whole, *several))}, "
+            f"args of {method}: {arg!r} is not one of {', '.join((*whole, *several))}, "
             "nor an element of one that has several, such as kernel_size[0]"
         )
     if number and int(number) + (not first) > _MOST[name]:

@@ -35,7 +35,7 @@ def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, sec
             raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
     for dtype in options["dtypes"]:
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtypes are such as torch.float32, got {dtype!r}")
+            raise TypeError(f"dtypes takes dtypes such as torch.float32, got {dtype!r}")
     if options["arithmetic"] not in get_args(Arithmetic):
         known = ", ".join(map(repr, get_args(Arithmetic)))
         raise ValueError(f"arithmetic is one of {known}, got {options['arithmetic']!r}")

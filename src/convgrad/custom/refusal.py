@@ -58,7 +58,7 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
     return "\n".join(
         [
             f"{backend.name!r} is refused: its {output} {how} ({counted(passed)} passed)",
-            f"  this was being checked, {name}: {' '.join(line.strip() for line in meaning)}",
+            f"  the property being checked, {name}: {' '.join(line.strip() for line in meaning)}",
             f"  the problem: {problem}",
             *([] if problem.dtype == torch.float32 else [f"  {_DTYPES}"]),
             *_repeat(backend.name, problem, output, "cpu", name),

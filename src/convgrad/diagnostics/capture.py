@@ -104,7 +104,8 @@ class _Recorder(DispatchMode):
             rows, weight = args[-2], module.weight
             device = self.machine.device_type if self.machine is not None else rows.device.type
             alone = self.stack[-1].name == ""
-            if alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape)):
+            fits = rows.shape[-1] == weight.shape[-1]  # else PyTorch's error follows
+            if fits and (alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape))):
                 self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE, linear=True)
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             call = self._note(*args[:9])

@@ -42,7 +42,8 @@ def explain(
             process.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
-        outputs: one or several of ``forward, grad_input, grad_weight, grad_bias``; by default all.
+        outputs: one or several of ``forward, grad_input, grad_weight, grad_bias``; by default all, as if every operand
+            required a gradient. Where fewer do, another backend may be chosen.
         measure: also time the chosen backend and ATen here.
 
     Returns:
@@ -63,7 +64,7 @@ def explain(
     if callable(what):
         if not args and not kwargs:
             raise TypeError(
-                f"explain({_title(what)}) needs what it is called with too, as in "
+                f"explain({_title(what)}) also needs the arguments of the call, as in "
                 'explain(model, torch.empty(1, 3, 224, 224, device="meta"))'
             )
         module = what if isinstance(what, nn.Module) else _Function(what)

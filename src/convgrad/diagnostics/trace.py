@@ -14,7 +14,7 @@ import torch
 
 from ..engine import Event, backends, observing
 from ..problem import ConvProblem, shown_outputs
-from ..tables import csv_text, html_table, text_table
+from ..tables import counted, csv_text, html_table, text_table
 from .aten_rules import Machine
 from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
@@ -113,7 +113,8 @@ class Trace(Drawn):
             return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
         total = sum(r.milliseconds for r in self.records)
         copied = sum(len(r.copies) for r in self.records)
-        return f"{text_table(self._rows())}\n{len(self.records)} calls, {total:.3f} ms, {copied} operands copied"
+        calls, operands = counted(len(self.records), "call"), counted(copied, "operand")
+        return f"{text_table(self._rows())}\n{calls}, {total:.3f} ms, {operands} copied"
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """The records as CSV; written to ``path`` as well where one is given."""

@@ -33,6 +33,8 @@ def copied(model: nn.Module) -> nn.Module | None:
 def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
+    if isinstance(inputs, str):
+        raise TypeError(f"example_inputs are a tensor, a tuple of arguments or a dict of keywords, got {inputs!r}")
     if isinstance(inputs, (tuple, list)) and inputs and all(isinstance(n, int) for n in inputs):
         shape = ", ".join(map(str, inputs))
         raise TypeError(f"example_inputs are tensors, not the shape of one: torch.randn({shape}), for example")

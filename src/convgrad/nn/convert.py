@@ -90,7 +90,7 @@ def new_classes(
         raise TypeError(f"the layers of a torch.nn.Module are converted, got {type(model).__name__}")
     modules, skipped = dict(model.named_modules()), {skip} if isinstance(skip, str) else set(skip)
     if unknown := sorted(skipped - set(modules)):
-        raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")
+        raise ValueError(f"skip names layers that the model does not have: {', '.join(unknown)}")
     classes = {n: (m, cls) for n, m in modules.items() if n not in skipped and (cls := converted(m)) is not None}
     if not classes:
         before = [f"{name} ({type(m).__name__})".lstrip() for name, m in modules.items() if isinstance(m, done)]

@@ -124,7 +124,9 @@ class Scheme:
             groups: as in the convolution.
             training: whether the layer is in training mode.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define quantize, which gives the weight that is used"
+        )
 
     def input(self, input: Tensor) -> Tensor:
         """The input that the convolution sees."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from ..problem import ConvProblem
 from ..tables import html_table, text_table
 from .page import page_of
 
-#: The number of the data's form; it changes whenever a field changes its meaning or goes.
+#: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
@@ -151,7 +151,7 @@ class Profile:
     made: str
     convgrad: str
     before: dict[str, Any] | None = None
-    schema: int = field(default=SCHEMA)
+    schema: int = SCHEMA
 
     @property
     def convolutions(self) -> float:
@@ -178,7 +178,7 @@ class Profile:
         if isinstance(data, Mapping) and data.get("schema") == "convgrad report":
             data = data.get("data")
         if not isinstance(data, Mapping) or not isinstance(data.get("schema"), int):
-            raise ValueError("this is no data of a convgrad report: it has no number under 'schema'")
+            raise ValueError("this does not hold the data of a convgrad report: it has no number under 'schema'")
         if data["schema"] > SCHEMA:
             raise ValueError(f"this report's data is of version {data['schema']}; this convgrad reads up to {SCHEMA}")
         lists = {"variants": Variant, "rows": Row, "costs": Cost}
@@ -188,7 +188,7 @@ class Profile:
                 known[name] = tuple(_made(kind, one) for one in data[name])
             return cls(**{name: _frozen(value) for name, value in known.items()})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no data of a convgrad report: {error}") from None
+            raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
 
     @classmethod
     def read(cls, path: str | Path) -> Profile:
