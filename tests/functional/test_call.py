@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
 from convgrad.backends import _native_library
+from convgrad.engine import rules
 
 needs_native = pytest.mark.skipif(bool(_native_library.why_absent()), reason="needs the compiled CPU kernels")
 
@@ -270,3 +272,32 @@ def test_the_class_of_a_parameter_has_its_own_rules(options: dict[str, Any], fro
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if name != frozen:
             torch.testing.assert_close(p.grad_sample, q.grad_sample)
+
+
+def test_autocast_casts_a_weight_once_where_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps the cast weight until the block ends; each call of ours would keep another."""
+    monkeypatch.setattr(rules, "TABLE", {})
+    x, w = torch.randn(2, 23, 5, 5, requires_grad=True), torch.randn(23, 23, 3, 3, requires_grad=True)
+    kept: list[Tensor] = []
+    with torch.autocast("cpu", torch.bfloat16):
+        convgrad.conv2d(x, w, None, 1, 1)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            results = [convgrad.conv2d(x, w, None, 1, 1) for _ in range(3)]
+    assert len({t.data_ptr() for t in kept if t.shape == w.shape}) == 1
+    for y in results:
+        assert y.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv3d", "conv_transpose2d"])
+def test_autocast_where_pytorch_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "TABLE", {})
+    d = int(name[-2])
+    x, w = torch.randn(2, 22, *(6,) * d, requires_grad=True), torch.randn(22, 11, *(3,) * d, requires_grad=True)
+    raw: Any = (None, 2, 1, 1, 2, 2) if "transpose" in name else (None, 2, 1, 2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            y, expected = getattr(convgrad, name)(x, w, *raw), getattr(F, name)(x, w, *raw)
+            assert (y.dtype, y.stride()) == (expected.dtype, expected.stride())
+            torch.testing.assert_close(y, expected, rtol=0.05, atol=0.1)
+            ours, theirs = (torch.autograd.grad(t.float().square().sum(), (x, w)) for t in (y, expected))
+            torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.5)

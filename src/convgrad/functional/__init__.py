@@ -8,6 +8,7 @@ crop), or in 1-D be ``"causal"``.
 from ._arguments import sides_of as sides_of
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution
+from ._convolution import convolution_with_backend as convolution_with_backend
 from ._feedback import feedback_convolution
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 from ._names import (

@@ -1,11 +1,15 @@
-"""The N-d convolution."""
+"""The N-d convolution, and one that requests a backend."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from ._arguments import Ints, all_arguments
+from ._arguments import Ints, all_arguments, conv_arguments, transpose_arguments
 from ._call import Signature, run, signatures
+from ._rows import Layout, as_images, in_one_row
 
 
 def convolution(
@@ -47,3 +51,34 @@ def convolution(
 
 
 signatures["convolution"] = Signature(None, all_arguments, convolution)
+
+
+def convolution_with_backend(
+    backend: str,
+    transposed: bool,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *raw_args: Any,
+    layout: Layout = "NCL",
+) -> Tensor:
+    """A convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
+
+    A module calls this in place of `use_backend`, whose side effect a strict ``torch.export`` warns of.
+
+    Args:
+        raw_args: as the functions take them, (stride, padding, dilation, groups) or, transposed,
+            (stride, padding, output_padding, groups, dilation).
+        layout: of a sequence.
+    """
+    normalize = transpose_arguments if transposed else conv_arguments
+
+    def call(input: Tensor, weight: Tensor) -> Tensor:
+        d = weight.dim() - 2
+        if input.dim() == d + 1:
+            return call(input.unsqueeze(0), weight).squeeze(0)
+        made = normalize if layout == "NCL" else in_one_row(normalize)
+        arguments = made(d, weight.shape, *raw_args)
+        return torch.ops.convgrad.convolution.with_backend(input, weight, bias, *arguments, backend=backend)
+
+    return call(input, weight) if layout == "NCL" else as_images(call, input, weight, layout)

@@ -57,6 +57,9 @@ class _WithBackend:
             function = partial(function, layout=layout)
         if backend is None:
             return function(*args)
+        if torch.compiler.is_compiling():
+            of_transposed = isinstance(self, _ConvTranspose)
+            return functional.convolution_with_backend(backend, of_transposed, *args, layout=layout)
         with use_backend(backend):
             return function(*args)
 
