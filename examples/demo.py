@@ -225,7 +225,7 @@ def show_losses(stock: Training, ours: Training, agreement: Agreement) -> None:
         "They drift apart because every step magnifies the rounding of those before.\n"
         f"In {agreement.checks} of the steps both computed every convolution from the same tensors: output, grad_input "
         f"and grad_weight differ by at most {agreement.difference:.1e} of their size, and at most "
-        f"{agreement.share:.0%} of what rounding explains: {verdict}.\n"
+        f"{agreement.share:.0%} of what rounding alone can cause: {verdict}.\n"
     )
 
 

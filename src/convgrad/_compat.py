@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, _prims_common, overrides
+from torch import Tensor, _prims_common
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +125,15 @@ def cpu_lacks(dtype: torch.dtype) -> str:
     return "all" if dtype is torch.float16 else ""
 
 
+def remove_function_mode(mode: Any) -> None:
+    """Leave a mode of functions, also from under others that were entered since."""
+    above: list[Any] = []
+    while function_modes() and (last := _C._pop_torch_function_stack()) is not mode:
+        above.append(last)
+    for other in reversed(above):
+        _C._push_on_torch_function_stack(other)
+
+
 # ---- autograd and dispatch -------------------------------------------------------------------------
 
 #: Whether the running backward pass needs the gradient that flows into a node. It raises RuntimeError where no backward
@@ -132,8 +141,6 @@ def cpu_lacks(dtype: torch.dtype) -> str:
 will_engine_execute: Callable[[Any], bool] = _C._will_engine_execute_node
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
-#: The one of them that sees a call first.
-function_mode: Callable[[], Any] = overrides._get_current_function_mode
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 #: A block in which autocast is off on every device; cheaper than ``torch.autocast(device, enabled=False)``, and the
 #: casts that the enclosing block remembers stay. Dynamo does not know it.

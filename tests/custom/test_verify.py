@@ -94,7 +94,7 @@ def test_a_dtype_that_it_does_not_know() -> None:
 
 def test_the_write_stands_alone() -> None:
     lines = refusal(writing).splitlines()
-    assert "memory: it wrote to input" in lines[1]
+    assert "memory: it wrote into input" in lines[1]
     assert "it was called with" in lines[2]  # nothing of what only follows from it
 
 
@@ -113,7 +113,7 @@ def test_an_operand_is_not_written_and_put_back_or_resized(change: Callable[[Ten
         change(weight)
         return result
 
-    with pytest.raises(CheckError, match="memory: it wrote to weight"):
+    with pytest.raises(CheckError, match="memory: it wrote into weight"):
         convgrad.register("wrong", forward=changing, accepts=accepts)
 
 

@@ -96,7 +96,7 @@ def test_table_and_csv(tmp_path) -> None:
         forward()
     table = t.table().splitlines()
     assert "kernel" not in table[0]  # an empty column is left out
-    assert table[-1].startswith("1 calls, ")
+    assert table[-1].startswith("1 call, ")
     text = t.to_csv(tmp_path / "t.csv")
     assert (tmp_path / "t.csv").read_text(encoding="utf-8") == text
     rows = list(csv.DictReader(io.StringIO(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import _get_current_function_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
@@ -176,6 +177,70 @@ class FunctionForSizes(ByFunction):
         return layer(F.pad(x, self.by))
 
 
+class FunctionOfFlag(ByFunction):
+    flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = nn.Identity() if self.flag else self.conv
+        return layer(F.pad(x, self.by)).relu()
+
+
+class Swapped(ByFunction):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv2d(6, 6, 3, 2, groups=6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (self.other, self.conv) if x.shape[0] == 1 else (self.conv, self.other)
+        return a(F.pad(x, self.by)).mean() + b(x).mean()
+
+
+class Cached(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(keeps(x, self.by))
+
+
+@functools.cache
+def keeps(x: Tensor, by: Any) -> Tensor:
+    return F.pad(x, by)
+
+
+class AddedInPlace(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        x += self.conv(F.pad(x, (1, 1, 1, 1)))
+        return x
+
+
+class AddedInPlaceLater(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.inner = ByFunction(pad=(1, 1, 1, 1), **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        y = self.inner(x)
+        x += y
+        return x
+
+
+class ChangedByLayer(ByFunction):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        return self.conv(F.pad(x, self.by)).mean() + self.act(x)
+
+
+class ChangedByMethod(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        y = self.conv(F.pad(x, self.by))
+        return y.mean() + x.relu_()
+
+
 class PaddedWeight(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         return F.conv2d(input, F.pad(self.weight, (1, 1)), self.bias, 1, (1, 2), 1, self.groups)
@@ -284,7 +349,10 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "a function and a request": lambda: ByFunction(
         conv=lambda *args, **options: convgrad.nn.Conv2d(*args, **options, backend="native")
     ),
-    "a function for some sizes": FunctionForSizes,
+    "an addition in place": lambda: AddedInPlace(stride=1),
+    "an addition in place later": lambda: AddedInPlaceLater(stride=1),
+    "a layer that changes the input in place": ChangedByLayer,
+    "a method that changes a tensor in place": ChangedByMethod,
     "a padded weight": lambda: PaddedWeight(6, 6, 3, groups=6),
 }
 
@@ -304,12 +372,95 @@ def test_a_convolution_that_is_called_without_its_padding_too() -> None:
     agree(ours, stock, x)
 
 
-def test_a_forward_that_changed_is_an_error() -> None:
-    ours, _, _ = pair(PadChoice())
+@pytest.mark.parametrize("kind", [PadChoice, FunctionForSizes, FunctionOfFlag, Swapped])
+def test_what_gets_the_padded_input_changes(kind: Any) -> None:
+    """It is padded then."""
+    ours, stock, report = pair(kind())
+    assert any("with" in what for what in report.replaced.values())
+    for shape in (SHAPES[2], (1, 6, 11, 8), (2, 6, 11, 108)):
+        agree(ours, stock, torch.randn(shape))
+    ours.flag = stock.flag = True
+    agree(ours, stock, torch.randn(SHAPES[2]))
+
+
+@pytest.mark.parametrize("kind", [Asymmetric, ByFunction])
+def test_another_padding_mode_later(kind: Any) -> None:
+    """As for images that can be tiled."""
+    ours, stock, _ = pair(kind(padding=1))
+    for model in (ours, stock):
+        model.conv.padding_mode = "circular"
+    agree(ours, stock, torch.randn(SHAPES[2]))
+    for model in (ours, stock):
+        model.conv._conv_forward = lambda x, w, b: F.conv2d(x.relu(), w, b, groups=6)
+    agree(ours, stock, torch.randn(SHAPES[2]))
+
+
+def test_a_function_that_keeps_its_result() -> None:
+    """It knows the input by what it is, and must give what is padded again."""
+    ours, stock, _ = pair(Cached())
+    x = torch.randn(SHAPES[2])
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), stock(x))
+
+
+def test_a_loop_that_waits_for_a_size() -> None:
+    """While it is traced every tensor has the same."""
+
+    class Waits(ByFunction):
+        def forward(self, x: Tensor) -> Tensor:
+            while x.size()[2] > 4:
+                x = self.conv(F.pad(x, self.by))
+            return x
+
+    agree(*pair(Waits())[:2], torch.randn(SHAPES[2]))
+
+
+class Raises:
+    """A descriptor that cannot be asked of the class."""
+
+    def __get__(self, owner: Any, cls: Any) -> Any:
+        if owner is None:
+            raise RuntimeError
+        return pad_same
+
+
+@functools.wraps(torch.relu)
+def wraps_a_builtin(x: Tensor) -> Tensor:
+    return F.relu(F.pad(x, (0, 0)))
+
+
+def test_names_that_cannot_be_looked_at() -> None:
+    class Odd(ByFunction):
+        padded = Raises()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.padded(wraps_a_builtin(x), self.conv))
+
+    agree(*pair(Odd())[:2], torch.randn(SHAPES[2]))
+
+
+def test_a_mode_that_is_left_later() -> None:
+    entered: list[Any] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    class Enters(ByFunction):
+        enter: Any = bool
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.enter()
+            return self.conv(F.pad(x, self.by))
+
+    ours, _, report = pair(Enters())
+    assert "F.pad" in report.replaced["conv"]
+    ours.enter = lambda: entered.append(Mode().__enter__())
     ours(torch.randn(SHAPES[2]))
-    ours.flag = True
-    with pytest.raises(RuntimeError, match="forward of PadChoice has changed"):
-        ours(torch.randn(SHAPES[2]))
+    mode = entered.pop()
+    assert _get_current_function_mode() is mode
+    mode.__exit__(None, None, None)
+    assert _get_current_function_mode() is None
 
 
 def test_a_function_that_pads_at_another_place() -> None:

@@ -29,7 +29,7 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
         ('{"schema": "1"}', "no number under 'schema'"),
         ('{"schema": "convgrad report"}', "no number under 'schema'"),
         ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
-        ('{"schema": 1, "kind": "step"}', "no data of a convgrad report: 'what'"),
+        ('{"schema": 1, "kind": "step"}', "not hold the data of a convgrad report: 'what'"),
         ("<html></html>", "neither a page nor a JSON file of a convgrad report"),
     ],
 )

@@ -168,10 +168,13 @@ def width() -> int:
 
 
 def say(text: object, file: TextIO | None = None) -> None:
-    """Print a text; lines that are wider than the terminal are broken at spaces, but for a command, to be copied."""
+    """Print a text; lines that are wider than the terminal are broken at spaces, but for a command, to be copied.
+
+    Where there is no terminal, an error is one line, for a program to read.
+    """
+    read_by_program = file is sys.stderr and not shutil.get_terminal_size((0, 0)).columns
     for line in str(text).splitlines():
-        whole = "repeat: " in line or not (file or sys.stdout).isatty()
-        print(line if whole else wrapped(line, width()), file=file, flush=True)
+        print(line if read_by_program or "repeat: " in line else wrapped(line, width()), file=file, flush=True)
 
 
 def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:

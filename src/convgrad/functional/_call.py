@@ -10,9 +10,8 @@ The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
 3. On the way back, that function asks the plan for the plan of its gradients (`Plan.backward`), and runs it.
 
 Under autocast the operands are cast, and what follows is a call like any other; where that is PyTorch's, autocast casts
-them (`_under_autocast`). One that is not a plain eager one
-(compiled, traced, transformed, of a subclass) goes to the operator ``torch.ops.convgrad.convolution``; what runs it in
-the end is such a plan, too.
+them (`_under_autocast`). One that is not a plain eager one (compiled, traced, transformed, of a subclass) goes to the
+operator ``torch.ops.convgrad.convolution``; what runs it in the end is such a plan, too.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -70,6 +71,8 @@ def join_layers(model: nn.Module, report: Report) -> None:
         # An fx.GraphModule gives its class another forward when it is copied or compiled again.
         if isinstance(owner, fx.GraphModule) or "forward" in vars(owner) or not (pairs := _proven(owner, kinds)):
             continue
+        if _may_change_input(model, name, owner) and not (pairs := [p for p in pairs if kinds[p[0][0]] != "pad"]):
+            continue
         try:
             give_class(owner, owner_class(type(owner)), report)
         except Exception:  # it has this class already, or a metaclass or `__setattr__` of the user's refuses in any way
@@ -101,23 +104,56 @@ def _kind(module: Any, once: bool) -> str | None:
     return "convolution" if is_plain_conv(module) else None
 
 
-def _mentions_padding(cls: type) -> bool:
-    """Whether the forward of a class, or a function that it may call, has `torch.nn.functional.pad` in it, by name."""
+def _code_of(cls: type, functions_too: bool) -> Iterator[CodeType]:
+    """The forward of a class, the methods that may be called in it, and if asked for the functions of its module."""
     seen: set[Any] = set()
     functions: list[Any] = [getattr(cls, "forward", None)]
-    while functions:
+    while functions:  # no code of the user's objects runs here, which may raise anything
         function = functions.pop()
-        if not isinstance(function, FunctionType) or function in seen:
+        if type(function) in (staticmethod, classmethod):
+            function = function.__func__
+        if type(function) is not FunctionType or function in seen:
             continue
         seen.add(function)
-        function: Any = inspect.unwrap(function)
+        functions.append(vars(function).get("__wrapped__"))
         if str(function.__module__).startswith(("torch.", "convgrad.")):
             continue
+        yield function.__code__
         names = {*names_in(function.__code__)}
-        if "pad" in names:
+        functions += [vars(base).get(n) for n in names for base in cls.__mro__]
+        if functions_too:
+            functions += [function.__globals__.get(n) for n in names]
+
+
+def _mentions_padding(cls: type) -> bool:
+    """Whether the forward of a class, or what it may call, has `torch.nn.functional.pad` in it, by name."""
+    return any("pad" in names_in(code) for code in _code_of(cls, functions_too=True))
+
+
+def _may_change_input(model: nn.Module, name: str, owner: nn.Module) -> bool:
+    """Whether an input of a module may be changed in place later, as far as its code and that of its owners says.
+
+    A convolution that padding is joined with keeps this input for its gradient, and not a padded copy.
+    """
+    owners = [model.get_submodule(name[:i]) for i, letter in enumerate(name) if letter == "."]
+    codes = [code for module in (model, *owners, owner) for code in _code_of(type(module), functions_too=False)]
+    return any(_IN_PLACE.match(n) for code in codes for n in names_in(code)) or any(map(_adds_to_what_it_read, codes))
+
+
+_IN_PLACE = re.compile(r"(?!requires_grad_)[a-z]\w*[a-z0-9]_$")  # a method's name
+
+
+def _adds_to_what_it_read(code: CodeType) -> bool:
+    """Whether there is an ``x += f(x)``, or a ``y = f(x)`` and then an ``x += y``."""
+    reads: Counter[str] = Counter()
+    steps = [*dis.get_instructions(code)]
+    for step, following in pairwise(steps):
+        in_place = step.opname.startswith("INPLACE_") or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
+        if in_place and any(reads[variable] > 1 for variable in _variables("STORE", following)):
             return True
-        functions += [function.__globals__.get(n) for n in names]
-        functions += [getattr(base, n, None) for n in names for base in cls.__mro__]
+        reads.update(_variables("LOAD", step))
+        for variable in _variables("STORE", step):
+            reads[variable] = 0
     return False
 
 
@@ -160,6 +196,8 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         given, frame = super().create_proxy(kind, target, *args, **kwargs), sys._getframe(1)
+        if self.shape and len(self.graph.nodes) > _MOST_NODES:  # a loop that waits for another size does not end
+            raise RecursionError
         name = _name(given.node)
         if name == joined.PAD and any(node.op == "call_module" for node in self.called):
             return given  # all that is called before would be watched for it
@@ -171,6 +209,8 @@ class _Tracer(fx.Tracer):
             self.called[given.node] = name, path
         return given
 
+
+_MOST_NODES = 2000
 
 #: What a layer of a class of the user's calls itself, or our class for it.
 _ITSELF = (F.batch_norm, *(getattr(of, f"conv{d}d") for of in (F, functional) for d in (1, 2, 3)))
@@ -187,43 +227,46 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     """The pairs that follow one another in training and in evaluation, with no other user between."""
     with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
         warnings.simplefilter("ignore")
-        try:
-            found = _pairs(*_graph(owner, True), kinds)
-            found = found and [pair for pair in _pairs(*_graph(owner, False), kinds) if pair in found]
-        except Exception:  # whatever a forward raises where there are no values: nothing is proven
-            return []
+        found = _in_both_modes(owner, kinds)
+        if joined.PAD in kinds and all(one != joined.PAD for (one, *_), _ in found):
+            found += [pair for pair in _in_both_modes(owner, kinds, sized=True) if pair[0][0] == joined.PAD]
         if drawn():  # another time it may call something else
             return []
     return found
 
 
-def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
-    """What the forward calls, and where: traced through functions, unless they need values.
+def _in_both_modes(owner: nn.Module, kinds: dict[str, str], sized: bool = False) -> list[_Pair]:
+    try:
+        found = _pairs(owner, kinds, *_graph(owner, True, sized))
+        return found and [pair for pair in _pairs(owner, kinds, *_graph(owner, False, sized)) if pair in found]
+    except Exception:  # whatever a forward raises where there are no values: nothing is proven
+        return []
 
-    If it needs sizes, any will do: what lies between two calls that are joined depends on none. But they differ between
-    training and evaluation, in case that what is called does.
+
+def _graph(owner: nn.Module, mode: bool, sized: bool) -> tuple[fx.Graph, _Called]:
+    """What the forward calls, and where: traced through functions, unless they need values or sizes of tensors.
+
+    Args:
+        sized: all tensors have some size. What follows padding does not depend on it; what follows a normalization may.
     """
-    functions: tuple[Any, ...] = ()  # not traced
-    shape: tuple[int, ...] = ()
+    opaque: tuple[Any, ...] = ()
+    convolution: Any = next(filter(is_convolution, owner.modules()), None)
+    shape = (2 + mode, convolution.in_channels, *(17 for _ in convolution.kernel_size)) if sized else ()
     while True:
         twin = copy.deepcopy(owner, {id(t): t for t in _not_copied(owner)})  # a forward may change its modules
         for module in twin.modules():
             module.training = mode
         try:
-            tracer = _Tracer(functions, shape)
+            tracer = _Tracer(opaque, shape)
             return tracer.trace(twin), tracer.called
         except Exception as error:
-            convolution: Any = next(filter(is_convolution, owner.modules()), None)
-            if not shape and convolution is not None:
-                shape = (2 + mode, convolution.in_channels, *(17 if mode else 512 for _ in convolution.kernel_size))
-                continue
             known = inspect.unwrap(type(twin).forward).__globals__.values()
             named = {f.__code__: f for f in known if isinstance(f, FunctionType)}
             codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
             failed = next((named[code] for code in codes if code in named), None)
-            if failed is None or failed in functions:
+            if sized or failed is None or failed in opaque:
                 raise
-            functions += (failed,)
+            opaque += (failed,)
 
 
 def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
@@ -234,13 +277,16 @@ def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
                 yield t
 
 
-def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:
+def _pairs(owner: nn.Module, kinds: dict[str, str], graph: fx.Graph, called: _Called) -> list[_Pair]:
     times = Counter(name for name, _ in called.values())
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     pairs: list[_Pair] = []
     for node, (one, path) in called.items():
         names, paths = zip(*(called[n] for n in _chain(node, called, kinds)), strict=True)
         if (kinds.get(one), kinds.get(names[-1])) not in _JOINED or times[one] > 1 or given & {one, ""}:
+            continue
+        users = [user.target for user in node.args[0].users if user.op == "call_module"]  # pyright: ignore
+        if kinds[one] == "pad" and any(getattr(owner.get_submodule(name), "inplace", False) for name in users):
             continue
         caller, _ = paths[-1][0]
         frames, places = zip(*path, strict=True)

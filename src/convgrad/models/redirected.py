@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from .. import functional
 from .._compat import fx_tracing
 from ..nn import batch_norm, joined, linear
-from ..nn.padding import convolve, with_zeros
+from ..nn import padding as unpadded
 
 
 def _convolution(
@@ -29,15 +29,18 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """A function of ours, of which the input may lack the padding that the forward gave it (`convgrad.nn.joined`)."""
-    if any(zeros := joined.now.zeros_of(joined.now.owner, input) or ()):
+    """A function of ours, which reads the padding of an input that the forward padded (`convgrad.nn.joined`)."""
+    joined.now.stop_watching()
+    if input.__class__ is joined.Padded:
+        inside, zeros, _ = input._convgrad_parts
         stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)
         given = SimpleNamespace(kernel_size=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
-        sides = with_zeros(functional.sides_of(given), zeros)
-        output = None if sides is None else convolve(input, weight, bias, stride, sides, dilation, groups, "zeros")
-        if output is not None:
-            return output
-        input = F.pad(input, zeros)
+        sides = unpadded.with_zeros(functional.sides_of(given), zeros)
+        if sides is not None and any(zeros):
+            output = unpadded.convolve(inside, weight, bias, stride, sides, dilation, groups, "zeros")
+            if output is not None:
+                return output
+        input = input.computed() if any(zeros) else inside
     return compute(input, weight, bias, stride, padding, dilation, groups)
 
 

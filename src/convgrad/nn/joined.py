@@ -3,9 +3,9 @@
 They are batch normalization and its activation, and padding with zeros and its convolution. The activation and the
 padding may be functions, and so may what they belong to, in a class of the user's. By themselves they give what they
 always gave. Only while their owner's ``forward`` runs, in this thread, does the normalization compute the activation,
-too, which then hands its input on, and does the padding hand its input on to the convolution, which needs no copy of it
-with zeros around. Whoever makes a module an owner has made sure that there the second is all that uses the output of
-the first (`convgrad.models`).
+too, which then hands its input on, and does the padding give a tensor that is not computed (`Padded`), of which the
+convolution reads the input. Whoever makes a module an owner has made sure that there the second is all that uses the
+output of the first (`convgrad.models`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
-from .._compat import function_mode, fx_tracing, jit_tracing, saved_tensors_hooks
+from .._compat import fx_tracing, jit_tracing, remove_function_mode, saved_tensors_hooks
 from ..errors import UnsupportedError
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -60,12 +61,10 @@ class _Now(threading.local):
         self.behind: dict[tuple[Any, Place], tuple[list[Any], list[Place]]] | None = None
         #: activation, number of an input that is its result already -> that input
         self.computed: dict[tuple[Any, int], Tensor] = {}
-        #: convolution -> the input that lacks its padding, and that padding, as torch writes it
-        self.padding: dict[Any, tuple[Tensor, tuple[int, ...]]] = {}
         #: the hooks on tensors that autograd saves, as they were when the owner was called
         self.hooks: Any = None
-        #: what sees calls of `torch.nn.functional.pad` until the convolution behind one is called, and that
-        self.pads: tuple[TorchFunctionMode, Any] | None = None
+        #: what sees calls of `torch.nn.functional.pad` until the first convolution is called
+        self.pads: TorchFunctionMode | None = None
 
     def joined_with(self, first: Any, depth: int | None = None) -> Any:
         """The module behind one that is computed together with it, if it is called where that follows.
@@ -101,18 +100,10 @@ class _Now(threading.local):
             return None
         return second
 
-    def zeros_of(self, convolution: Any, input: Any) -> tuple[int, ...] | None:
-        """The padding that this input of a convolution lacks, as torch writes it; to be asked at each call of it."""
-        if self.pads is not None and self.pads[1] is convolution:
-            self.stop_watching()
-        if not self.padding or _is_dynamo_compiling() or self.padding.get(convolution, (None,))[0] is not input:
-            return None
-        return self.padding.pop(convolution)[1]
-
     def stop_watching(self) -> None:
-        """Let calls of `torch.nn.functional.pad` be as they are, unless someone else watches functions since."""
-        if self.pads is not None and function_mode() is self.pads[0]:
-            self.pads[0].__exit__(None, None, None)
+        """Let calls of `torch.nn.functional.pad` be as they are."""
+        if self.pads is not None:
+            remove_function_mode(self.pads)
             self.pads = None
 
 
@@ -176,15 +167,16 @@ class Owner:
         if _is_dynamo_compiling():
             return run(*args, **kwargs)
         before = vars(now).copy()
-        vars(now).update(owner=self, behind=None, computed={}, padding={}, hooks=saved_tensors_hooks(), pads=None)
-        padded = next((name for (one, *_, name), _ in self._convgrad_pairs if one == PAD), None)
+        vars(now).update(owner=self, behind=None, computed={}, hooks=saved_tensors_hooks(), pads=None)
         try:
-            if padded is not None and jit_tracing() is None:  # an error in such a mode would be another one there
-                now.pads = _Pads().__enter__(), self._modules.get(padded, self)
+            # An error in such a mode would be another one in a trace.
+            if any(one == PAD for (one, *_), _ in self._convgrad_pairs) and jit_tracing() is None:
+                now.pads = _Pads().__enter__()
             result = run(*args, **kwargs)
-            if now.computed or now.padding:
-                itself = "batch_norm" if now.computed else "convolution"
-                pairs = ", ".join(f"{a or itself} and {b or itself}" for (a, *_, b), _ in self._convgrad_pairs)
+            if now.computed:
+                pairs = ", ".join(
+                    f"{a or 'batch_norm'} and {b or 'convolution'}" for (a, *_, b), _ in self._convgrad_pairs
+                )
                 raise RuntimeError(
                     f"the forward of {type(self).__name__} has changed: when accelerate_ saw it, these followed one "
                     f"another: {pairs}; restore() and accelerate_ again"
@@ -261,11 +253,11 @@ class _ZeroPad:
         """Apply the module."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        convolution = None if _is_dynamo_compiling() else now.joined_with(self, OF_A_MODULE)
-        if convolution is None or self.value or min(self.padding) < 0:
+        if _is_dynamo_compiling() or self.value or not _fits(input, self.padding):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        now.padding[convolution] = input, self.padding
-        return input
+        if now.joined_with(self, OF_A_MODULE) is None:
+            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
+        return Padded.of(input, self.padding)
 
 
 # fmt: off
@@ -280,23 +272,60 @@ PADDING = ZeroPad2d(0)
 
 
 class _Pads(TorchFunctionMode):
-    """Calls of `torch.nn.functional.pad` hand their input on, like the modules."""
+    """Sees calls of `torch.nn.functional.pad`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _pad and _hands_on(*args, **(kwargs or {})):
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        return (_padded if func is _pad else func)(*args, **(kwargs or {}))
 
 
 _pad = F.pad
 
 
-def _hands_on(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> bool:
-    if type(input) not in (Tensor, nn.Parameter) or mode != "constant" or value or fx_tracing():
+def _padded(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor:
+    plain = mode == "constant" and not value and not fx_tracing()
+    if plain and _fits(input, pad) and now.joined_with(PADDING) is not None:
+        return Padded.of(input, tuple(pad))
+    return F.pad(input, pad, mode, value)
+
+
+def _fits(input: Any, pad: Any) -> bool:
+    """Whether these are zeros around a tensor, as torch takes them."""
+    if type(input) not in (Tensor, nn.Parameter) or type(pad) not in (tuple, list):
         return False
-    if not isinstance(pad, (tuple, list)) or any(type(n) is not int or n < 0 for n in pad):
-        return False
-    if (convolution := now.joined_with(PADDING)) is None:
-        return False
-    now.padding[convolution] = input, tuple(pad)
-    return True
+    return len(pad) % 2 == 0 and len(pad) <= 2 * input.dim() and all(type(n) is int and n >= 0 for n in pad)
+
+
+class Padded(Tensor):
+    """What `torch.nn.functional.pad` gives, not computed: a convolution reads the input, for others it is computed."""
+
+    _convgrad_parts: tuple[Tensor, tuple[int, ...], bool]
+    _convgrad_computed: Tensor | None = None
+
+    @classmethod
+    def of(cls, input: Tensor, zeros: tuple[int, ...]) -> Padded:
+        """Of an input, and the zeros around it as torch takes them."""
+        shape = list(input.shape)
+        for i, n in enumerate(zeros):
+            shape[-1 - i // 2] += n
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=input.dtype, device=input.device)
+        made._convgrad_parts = input, zeros, torch.is_grad_enabled()
+        return made
+
+    def computed(self) -> Tensor:
+        """The tensor itself, made once: it may be changed in place."""
+        if self._convgrad_computed is None:
+            input, zeros, grad = self._convgrad_parts
+            with torch.set_grad_enabled(grad):
+                self._convgrad_computed = _pad(input, zeros)
+        return self._convgrad_computed
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(cls, cls.computed, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise UnsupportedError(
+            f"{func} was given a tensor that is padded later; restore() of accelerate_'s report helps"
+        )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .. import functional
 from .._compat import fx_tracing
@@ -22,7 +21,7 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..padding_modes import pad
 from .constructors import set_constructor
-from .joined import leaf_of_fx, now, refuse_scripting
+from .joined import Padded, leaf_of_fx, now, refuse_scripting
 from .padding import as_pairs, convolve, with_zeros
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -114,14 +113,17 @@ class _Conv(_WithBackend):
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
+        if not _is_dynamo_compiling() and now.pads is not None:
+            now.stop_watching()
+        if input.__class__ is Padded:
+            inside, zeros, _ = input._convgrad_parts  # pyright: ignore[reportAttributeAccessIssue]
+            plain = mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend
+            if plain and any(zeros) and (sides := with_zeros(functional.sides_of(self), zeros)) is not None:
+                output = self._convgrad_unpadded(inside, weight, bias, stride, sides, dilation, groups, mode)
+                if output is not None:
+                    return output
+            input = input.computed() if any(zeros) else inside  # pyright: ignore[reportAttributeAccessIssue]
         if mode == "zeros":
-            if any(zeros := now.zeros_of(self, input) or ()):
-                plain = self._convgrad_layout == "NCL" and not self._convgrad_backend
-                if plain and (sides := with_zeros(functional.sides_of(self), zeros)) is not None:
-                    output = self._convgrad_unpadded(input, weight, bias, stride, sides, dilation, groups, mode)
-                    if output is not None:
-                        return output
-                input = F.pad(input, zeros)
             return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
         sides, kernel, backend = as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
         in_rows = self._convgrad_layout == "NLC"
