@@ -572,6 +572,7 @@ def test_padding_under_autocast_and_transforms(kind: Any) -> None:
     traces: Any = () if kind is BySizes else (torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, x))
     with torch.autocast("cpu", torch.bfloat16):
         agree(ours, stock, x, rtol=0.1, atol=0.5)
+        assert all(low != high for padding in of_kernels(ours, x) for low, high in padding[1:])
     for one, other in (
         (torch.func.jvp(m, (x,), (x,)) for m in (ours, stock)),
         (torch.func.vmap(m)(x[None]) for m in (ours, stock)),

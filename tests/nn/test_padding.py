@@ -174,3 +174,18 @@ def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(mo
     sides = ((1, 1), (1, 1))
     (want,) = torch.autograd.grad(of_copy(layer, x, sides, layer.weight, layer.bias).sum(), x)
     torch.testing.assert_close(x.grad, want)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_copy_under_autocast(mode: Any) -> None:
+    layer: Any = convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8, padding_mode=mode)
+    x = torch.randn(2, 8, 12, 12, requires_grad=True)
+    results: list[Any] = []
+    with torch.autocast("cpu", torch.bfloat16):
+        with convgrad.trace() as ran, convgrad.use_backend("native"):
+            results.append(layer(x))
+        results.append(of_copy(layer, x, ((1, 1), (1, 1)), layer.weight, layer.bias))
+    assert [mode in r.problem for r in ran.records] == [True]
+    assert results[0].dtype is torch.bfloat16
+    results = [(y, *torch.autograd.grad(y.float().square().sum(), (x, layer.weight, layer.bias))) for y in results]
+    torch.testing.assert_close(*results, rtol=0.05, atol=0.5)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
+from .._compat import without_autocast
 from ..backends import PaddedCopy
 from ..engine import Plan, find, make
-from ..ops import apply
+from ..ops import apply, autocast_is_on, cast
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, PaddingMode
 from ..settings import may_choose_again
@@ -24,7 +24,7 @@ def convolve(
     sides: Sides,
     dilation: tuple[int, ...],
     groups: int,
-    mode: str,
+    mode: PaddingMode,
 ) -> Tensor | None:
     """The convolution that reads its padding from the input; None where that takes a padded copy.
 
@@ -33,6 +33,10 @@ def convolve(
     """
     if not is_plain(input) or mode not in PADDING_MODES or may_choose_again(input.device):
         return None
+    if autocast_is_on("cpu"):
+        input, weight, bias = (cast(t, "cpu") for t in (input, weight, bias))
+        with without_autocast():
+            return convolve(input, weight, bias, stride, sides, dilation, groups, mode)
     if input.dim() == len(sides) + 1:
         output = convolve(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, mode)
         return output if output is None else output.squeeze(0)
@@ -44,7 +48,6 @@ def convolve(
     if plan is None:
         return None
     if plan.__class__ is not Plan:
-        mode = cast(PaddingMode, mode)
         plan = make(plan, "convolution", arguments, input, weight, bias, padding_mode=mode)
     copied = not plan.problem.symmetric
     if any(isinstance(step.backend, PaddedCopy) or (copied and step.backend.from_pytorch) for step in plan.steps):
