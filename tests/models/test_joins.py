@@ -75,6 +75,16 @@ def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[st
     assert [vars(m).keys() for m in ours.modules()] == [vars(m).keys() for m in stock.modules()]
 
 
+class Keyword(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.activation(self.norm(input=self.conv(x)))
+
+
+def test_an_input_given_by_keyword(joined: list[str]) -> None:
+    agree(*pair(Keyword(nn.ReLU()))[:2])
+    assert joined == ["relu"]
+
+
 @pytest.mark.parametrize("why", LEFT)
 def test_left_alone(why: str, joined: list[str]) -> None:
     ours, stock, _ = pair(LEFT[why]())

@@ -285,8 +285,10 @@ def _pairs(owner: nn.Module, kinds: dict[str, str], graph: fx.Graph, called: _Ca
         names, paths = zip(*(called[n] for n in _chain(node, called, kinds)), strict=True)
         if (kinds.get(one), kinds.get(names[-1])) not in _JOINED or times[one] > 1 or given & {one, ""}:
             continue
-        users = [str(user.target) for user in node.args[0].users if user.op == "call_module"]  # pyright: ignore
-        if kinds[one] == "pad" and any(getattr(owner.get_submodule(name), "inplace", False) for name in users):
+        others = [
+            str(user.target) for source in node.all_input_nodes for user in source.users if user.op == "call_module"
+        ]
+        if kinds[one] == "pad" and any(getattr(owner.get_submodule(other), "inplace", False) for other in others):
             continue
         caller, _ = paths[-1][0]
         frames, places = zip(*path, strict=True)
