@@ -125,15 +125,6 @@ def cpu_lacks(dtype: torch.dtype) -> str:
     return "all" if dtype is torch.float16 else ""
 
 
-def remove_function_mode(mode: Any) -> None:
-    """Leave a mode of functions, also from under others that were entered since."""
-    above: list[Any] = []
-    while function_modes() and (last := _C._pop_torch_function_stack()) is not mode:
-        above.append(last)
-    for other in reversed(above):
-        _C._push_on_torch_function_stack(other)
-
-
 # ---- autograd and dispatch -------------------------------------------------------------------------
 
 #: Whether the running backward pass needs the gradient that flows into a node. It raises RuntimeError where no backward
@@ -198,6 +189,15 @@ def is_batched(t: Tensor) -> bool:
             return True
         t = _C._functorch.get_unwrapped(t)
     return False
+
+
+def remove_function_mode(mode: Any) -> None:
+    """Leave a mode of functions, also from under others that were entered since."""
+    above: list[Any] = []
+    while function_modes() and (last := _C._pop_torch_function_stack()) is not mode:
+        above.append(last)
+    for other in reversed(above):
+        _C._push_on_torch_function_stack(other)
 
 
 # ---- tensor subclasses and symbolic sizes -----------------------------------------------------------

@@ -241,6 +241,28 @@ class ChangedByMethod(ByFunction):
         return y.mean() + x.relu_()
 
 
+class ChangedByIndex(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        y = self.conv(F.pad(x, self.by))
+        x[:, 0] = 0
+        return y.mean() + x
+
+
+kept: list[Tensor] = []
+
+
+class KeptByFunction(ByFunction):
+    @staticmethod
+    def padded(x: Tensor, by: Any) -> Tensor:
+        z = F.pad(x, by)
+        kept[:] = [z]
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.padded(x, self.by))
+
+
 class PaddedWeight(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         return F.conv2d(input, F.pad(self.weight, (1, 1)), self.bias, 1, (1, 2), 1, self.groups)
@@ -353,6 +375,8 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "an addition in place later": lambda: AddedInPlaceLater(stride=1),
     "a layer that changes the input in place": ChangedByLayer,
     "a method that changes a tensor in place": ChangedByMethod,
+    "an element that is changed in place": ChangedByIndex,
+    "a function that keeps its result elsewhere": KeptByFunction,
     "a padded weight": lambda: PaddedWeight(6, 6, 3, groups=6),
 }
 
@@ -541,6 +565,18 @@ def test_a_convolution_that_is_converted_later(scheme: Any) -> None:
     for model in (ours, stock):
         convgrad.nn.convert_(model, scheme)
     agree(ours, stock, torch.randn(SHAPES[2]))
+
+
+@pytest.mark.parametrize("kind", [Asymmetric, ByFunction])
+def test_a_hook_on_all_modules_sees_padding_as_it_was(kind: Any) -> None:
+    ours, stock, _ = pair(kind())
+    seen: list[Any] = []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda m, given, y: seen.append((type(given[0]), given[0].shape))
+    )
+    with hook:
+        agree(ours, stock, torch.randn(SHAPES[2]))
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
 
 
 @pytest.mark.parametrize(("kind", "which"), [(Asymmetric, "pad"), (Asymmetric, "conv"), (ByFunction, "conv")])

@@ -79,11 +79,11 @@ def _pytorch_suffices(plan: Plan, first: bool, second: bool) -> bool:
 
 def _is_pytorchs(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether PyTorch's own call does all that a plan does."""
+    if not plan.aten or observers or profiler_enabled():
+        return False
     first, second = input.requires_grad, weight.requires_grad
     recorded = _recording() and (first or second or (bias is not None and bias.requires_grad))
-    if not plan.aten or (recorded and not _pytorch_suffices(plan, first, second)):
-        return False
-    return recorded or (not observers and not profiler_enabled())
+    return not recorded or _pytorch_suffices(plan, first, second)
 
 
 def _first_call(

@@ -71,7 +71,8 @@ def join_layers(model: nn.Module, report: Report) -> None:
         # An fx.GraphModule gives its class another forward when it is copied or compiled again.
         if isinstance(owner, fx.GraphModule) or "forward" in vars(owner) or not (pairs := _proven(owner, kinds)):
             continue
-        if _may_change_input(model, name, owner) and not (pairs := [p for p in pairs if kinds[p[0][0]] != "pad"]):
+        pads = [pair for pair in pairs if kinds[pair[0][0]] == "pad"]
+        if pads and _may_change_input(model, name, owner) and not (pairs := [p for p in pairs if p not in pads]):
             continue
         try:
             give_class(owner, owner_class(type(owner)), report)
@@ -144,12 +145,14 @@ _IN_PLACE = re.compile(r"(?!requires_grad_)[a-z]\w*[a-z0-9]_$")  # a method's na
 
 
 def _adds_to_what_it_read(code: CodeType) -> bool:
-    """Whether there is an ``x += f(x)``, or a ``y = f(x)`` and then an ``x += y``."""
+    """Whether there is an ``x += f(x)``, a ``y = f(x)`` and then an ``x += y``, or an ``x[i] = y``."""
     reads: Counter[str] = Counter()
     steps = [*dis.get_instructions(code)]
     for step, following in pairwise(steps):
         in_place = step.opname.startswith("INPLACE_") or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
         if in_place and any(reads[variable] > 1 for variable in _variables("STORE", following)):
+            return True
+        if step.opname in ("STORE_SUBSCR", "STORE_SLICE"):
             return True
         reads.update(_variables("LOAD", step))
         for variable in _variables("STORE", step):
@@ -250,8 +253,10 @@ def _graph(owner: nn.Module, mode: bool, sized: bool) -> tuple[fx.Graph, _Called
         sized: all tensors have some size. What follows padding does not depend on it; what follows a normalization may.
     """
     opaque: tuple[Any, ...] = ()
-    convolution: Any = next(filter(is_convolution, owner.modules()), None)
-    shape = (2 + mode, convolution.in_channels, *(17 for _ in convolution.kernel_size)) if sized else ()
+    shape: tuple[int, ...] = ()
+    if sized:
+        convolution: Any = next(filter(is_convolution, owner.modules()))
+        shape = (2, convolution.in_channels, *(17 for _ in convolution.kernel_size))
     while True:
         twin = copy.deepcopy(owner, {id(t): t for t in _not_copied(owner)})  # a forward may change its modules
         for module in twin.modules():

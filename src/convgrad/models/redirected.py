@@ -31,16 +31,14 @@ def _convolution(
 ) -> Tensor:
     """A function of ours, which reads the padding of an input that the forward padded (`convgrad.nn.joined`)."""
     joined.now.stop_watching()
-    if input.__class__ is joined.Padded:
-        inside, zeros, _ = input._convgrad_parts
+    if isinstance(input, joined.Padded):
         stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)
         given = SimpleNamespace(kernel_size=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
-        sides = unpadded.with_zeros(functional.sides_of(given), zeros)
-        if sides is not None and any(zeros):
-            output = unpadded.convolve(inside, weight, bias, stride, sides, dilation, groups, "zeros")
-            if output is not None:
-                return output
-        input = input.computed() if any(zeros) else inside
+        sides = functional.sides_of(given)
+        output = unpadded.convolve_padded(input, weight, bias, stride, sides, dilation, groups)
+        if output is not None:
+            return output
+        input = input.operand()
     return compute(input, weight, bias, stride, padding, dilation, groups)
 
 

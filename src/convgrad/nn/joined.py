@@ -253,11 +253,10 @@ class _ZeroPad:
         """Apply the module."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        if _is_dynamo_compiling() or self.value or not _fits(input, self.padding):
-            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        if now.joined_with(self, OF_A_MODULE) is None:
-            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        return Padded.of(input, self.padding)
+        plain = not _is_dynamo_compiling() and not self.value and _fits(input, self.padding)
+        if plain and now.joined_with(self, OF_A_MODULE) is not None:
+            return Padded.of(input, self.padding)
+        return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # fmt: off
@@ -278,14 +277,14 @@ class _Pads(TorchFunctionMode):
         return (_padded if func is _pad else func)(*args, **(kwargs or {}))
 
 
-_pad = F.pad
+_pad = F.pad  # someone may wrap it later, and what wraps it calls this
 
 
 def _padded(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor:
     plain = mode == "constant" and not value and not fx_tracing()
     if plain and _fits(input, pad) and now.joined_with(PADDING) is not None:
         return Padded.of(input, tuple(pad))
-    return F.pad(input, pad, mode, value)
+    return _pad(input, pad, mode, value)
 
 
 def _fits(input: Any, pad: Any) -> bool:
@@ -310,6 +309,11 @@ class Padded(Tensor):
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=input.dtype, device=input.device)
         made._convgrad_parts = input, zeros, torch.is_grad_enabled()
         return made
+
+    def operand(self) -> Tensor:
+        """What a convolution takes that does not read the padding itself; no zeros need no copy."""
+        input, zeros, _ = self._convgrad_parts
+        return self.computed() if any(zeros) else input
 
     def computed(self) -> Tensor:
         """The tensor itself, made once: it may be changed in place."""

@@ -22,7 +22,7 @@ from ..errors import ShapeError
 from ..padding_modes import pad
 from .constructors import set_constructor
 from .joined import Padded, leaf_of_fx, now, refuse_scripting
-from .padding import as_pairs, convolve, with_zeros
+from .padding import as_pairs, convolve, convolve_padded
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -113,16 +113,15 @@ class _Conv(_WithBackend):
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
-        if not _is_dynamo_compiling() and now.pads is not None:
+        if not _is_dynamo_compiling():
             now.stop_watching()
-        if input.__class__ is Padded:
-            inside, zeros, _ = input._convgrad_parts  # pyright: ignore[reportAttributeAccessIssue]
-            plain = mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend
-            if plain and any(zeros) and (sides := with_zeros(functional.sides_of(self), zeros)) is not None:
-                output = self._convgrad_unpadded(inside, weight, bias, stride, sides, dilation, groups, mode)
+        if isinstance(input, Padded):
+            if mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend:
+                sides, compute = functional.sides_of(self), self._convgrad_unpadded
+                output = convolve_padded(input, weight, bias, stride, sides, dilation, groups, compute)
                 if output is not None:
                     return output
-            input = input.computed() if any(zeros) else inside  # pyright: ignore[reportAttributeAccessIssue]
+            input = input.operand()
         if mode == "zeros":
             return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
         sides, kernel, backend = as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ..ops import apply, autocast_is_on, cast
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, PaddingMode
 from ..settings import may_choose_again
+from .joined import Padded
 
 
 def convolve(
@@ -57,16 +58,23 @@ def convolve(
     return plan.contract(input, weight, bias)
 
 
-def with_zeros(sides: Sides, zeros: tuple[int, ...]) -> Sides | None:
-    """The padding of an input that lacks these zeros, too; None if not only its spatial dimensions are to have them.
-
-    Args:
-        zeros: as ``torch.nn.functional.pad`` takes them.
-    """
+def convolve_padded(
+    padded: Padded,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    sides: Sides,
+    dilation: tuple[int, ...],
+    groups: int,
+    compute: Callable[..., Tensor | None] = convolve,
+) -> Tensor | None:
+    """The convolution, with padding of its own, of what was padded with zeros; None where that takes a padded copy."""
+    input, zeros, _ = padded._convgrad_parts
     more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
-    if len(more) != len(sides):
+    if not any(zeros) or len(more) != len(sides):  # not only the spatial dimensions are to have them
         return None
-    return tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+    sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+    return compute(input, weight, bias, stride, sides, dilation, groups, "zeros")
 
 
 def as_pairs(sides: Sequence[int]) -> Sides:
