@@ -144,6 +144,19 @@ def test_a_warm_call_enters_few_functions() -> None:
     assert len(backward) <= 9, backward
 
 
+def test_a_warm_call_of_an_operator_is_dispatched_only_once() -> None:
+    """As a compiled graph calls it, after other code has filled the caches."""
+    arguments = [1, 1], [1, 1], [1, 1], False, [0, 0], 8
+    ones, ops = torch.ones_like(X), torch.ops.convgrad
+    calls: list[Callable[[], object]] = [
+        lambda: ops.convolution(X, W, None, *arguments),
+        lambda: ops.convolution_backward(ones, X, W, None, *arguments, [True, True, False]),
+    ]
+    for call in calls:
+        call()
+        assert not [name for name in entered(call) if "redispatch" in name or "below" in name]
+
+
 def test_operands_that_lie_otherwise_than_those_of_the_first_call() -> None:
     """A plan asks nothing of operands that lie in memory as those for which it was made."""
     bias = torch.randn(16)[::2]

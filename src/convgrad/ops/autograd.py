@@ -29,7 +29,7 @@ from .._compat import (
     without_autocast,
 )
 from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
-from ..engine import Plan, Request, active, generation, layout_of, resume
+from ..engine import Plan, Request, active, find, generation, layout_of, resume
 from ..padding_modes import fold, pad
 from ..settings import flags
 from ..shapes import conv_geometry, padding_pairs
@@ -227,8 +227,19 @@ def _recorded(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def _known(op: str, raw: tuple[Any, ...], *operands: Any) -> Plan | None:
+    """The plan of a plain call that was seen before and is not recorded, such as a compiled graph makes.
+
+    Going through the dispatcher once more would take as long as all else that a call does around its kernel.
+    """
+    plan = None if _recorded(*operands) else find(op, raw, *operands)
+    return plan if plan.__class__ is Plan else None
+
+
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
+    if plan := _known("convolution", arguments, input, weight, bias):
+        return plan.contract(input, weight, bias)
     refuse_nested(input, weight, bias)
     if lowering.any_subclass(input, weight, bias):
         return decompositions.convolution(input, weight, bias, *arguments)
@@ -255,6 +266,8 @@ def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
     """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
+    if plan := _known("convolution_backward", (bias_sizes, *arguments), grad_output, input, weight):
+        return plan.gradients(grad_output, input, weight)
     refuse_nested(grad_output, input, weight)
     if lowering.any_subclass(grad_output, input, weight):
         return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
