@@ -258,13 +258,21 @@ def test_a_batched_gradient_as_the_third_operand() -> None:
 
 
 @pytest.mark.parametrize("frozen", [None, "weight", "bias"])
-@pytest.mark.parametrize("options", [{}, {"padding": "same", "padding_mode": "reflect"}, {"groups": 2, "dilation": 2}])
-def test_the_class_of_a_parameter_has_its_own_rules(options: dict[str, Any], frozen: str | None) -> None:
+@pytest.mark.parametrize(
+    ("d", "options"),
+    [
+        (1, {"padding": "same", "padding_mode": "reflect"}),
+        (2, {}),
+        (2, {"groups": 2, "dilation": 2}),
+        (3, {"groups": 2, "padding": 1, "padding_mode": "circular"}),
+    ],
+)
+def test_the_class_of_a_parameter_has_its_own_rules(d: int, options: dict[str, Any], frozen: str | None) -> None:
     """PyTorch's expanded weights know its functions, and no others."""
-    ours: Any = convgrad.nn.Conv2d(4, 4, 3, **options)
-    theirs: Any = torch.nn.Conv2d(4, 4, 3, **options)
+    ours: Any = getattr(convgrad.nn, f"Conv{d}d")(4, 4, 3, **options)
+    theirs: Any = getattr(torch.nn, f"Conv{d}d")(4, 4, 3, **options)
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(5, 4, 9, 9)
+    x = torch.randn(5, 4, *(9,) * d)
     for layer in (ours, theirs):
         if frozen:
             layer.get_parameter(frozen).requires_grad_(False)

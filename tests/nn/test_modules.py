@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
 import convgrad
 from tests.copies import copies
@@ -97,21 +96,6 @@ def test_a_module_may_ask_for_a_backend_and_so_do_its_copies() -> None:
             y.sum().backward()
         assert {r.backend for r in t.records} == {"im2col"}
         torch.testing.assert_close(y, layer(x))
-
-
-@pytest.mark.parametrize("options", [{"padding": "same"}, {"groups": 2, "padding": 1, "padding_mode": "circular"}])
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_weights_that_know_torchs_functions_alone(d: int, options: Any) -> None:
-    """Torch's per-sample gradients are computed by weights of a class of its own."""
-    ours = getattr(convgrad.nn, f"Conv{d}d")(2, 4, 3, **options)
-    theirs = getattr(torch.nn, f"Conv{d}d")(2, 4, 3, **options)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(3, 2, *[5] * d)
-    for layer in (ours, theirs):
-        call_for_per_sample_grads(layer)(x).square().sum().backward()
-    assert ours.weight.grad_sample.shape == (3, *ours.weight.shape)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad_sample, other.grad_sample)
 
 
 @pytest.mark.parametrize(
