@@ -150,17 +150,6 @@ def test_empty_channels() -> None:
     assert torch.equal(grads[2], torch.full((4,), 32.0))
 
 
-def test_the_mask_decides_what_is_returned() -> None:
-    g, x, w = torch.randn(2, 4, 4, 4), torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    full = ops.convolution_backward(g, x, w, [4], *PLAIN, [True] * 3)
-    for mask in range(8):
-        wanted = [bool(mask & 1), bool(mask & 2), bool(mask & 4)]
-        for got, all_, want in zip(ops.convolution_backward(g, x, w, [4], *PLAIN, wanted), full, wanted, strict=True):
-            assert (got is not None) == want
-            if got is not None:
-                torch.testing.assert_close(got, all_)
-
-
 def test_an_expanded_gradient() -> None:
     x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
     grads = torch.autograd.grad(convgrad.conv2d(x, w, groups=4).sum(), (x, w))

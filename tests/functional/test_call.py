@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_weight_with_odd_strides_is_put_right(kernel: tuple[int, int], layout:
             assert torch.equal(a, b)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True), (False, False, True)])
+@pytest.mark.parametrize("mask", [*itertools.product([True, False], repeat=3)], ids=str)
 @pytest.mark.parametrize("sizes", [None, [8]])
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("transposed", [False, True])
