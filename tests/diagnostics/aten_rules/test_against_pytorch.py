@@ -37,7 +37,7 @@ def odd_layout(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torc
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
     if how == "channels_last" and last is not None:
         t = t.to(memory_format=last)
-    elif how == "permuted":
+    elif how in ("permuted", "ones"):
         order = list(range(len(shape)))
         rng.shuffle(order)
         t = torch.empty([shape[i] for i in order], dtype=dtype, device="meta").permute(
@@ -54,7 +54,7 @@ def odd_layout(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torc
     if how == "expanded":
         strides[rng.randrange(len(shape))] = 0
     elif how == "ones":  # size-1 dimensions with any stride
-        strides = [rng.choice([1, st, 7, 64]) if s == 1 else st for s, st in zip(shape, strides, strict=True)]
+        strides = [rng.choice([0, 1, st, 7]) if s == 1 else st for s, st in zip(shape, strides, strict=True)]
     elif how == "strange":
         strides = [rng.choice([0, 1, 2, st, shape[1]]) for st in strides]
     needed = sum((s - 1) * st for s, st in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
