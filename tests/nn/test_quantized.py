@@ -76,18 +76,9 @@ def test_a_float_models_state_fits(name: str) -> None:
 SCALED = [(name, {"scale_input": True}) for name in SOME if "Xnor" in name]
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SOME), *SCALED])
-def test_compiled_in_one_graph(name: str, options: dict[str, Any]) -> None:
-    compare_compiled(name, options, "aot_eager")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SOME), *SCALED])
-def test_compiled_by_inductor(name: str, options: dict[str, Any]) -> None:
-    compare_compiled(name, options, "inductor")
-
-
-def compare_compiled(name: str, options: dict[str, Any], backend: str) -> None:
+def test_compiled_in_one_graph(name: str, options: dict[str, Any], backend: str) -> None:
     torch.compiler.reset()  # every layer compiles the same code object
     layer, x = made(name, **options)
     y = layer(x)
