@@ -12,9 +12,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import convgrad
 from convgrad import engine
-from convgrad.backends import Backend, ReferenceBackend
-from convgrad.backends.base import Kernel
-from convgrad.problem import ConvProblem, Output
+from convgrad.backends import ReferenceBackend
+from tests.check.broken import around
 
 from .forms import EVERY, SOME, Case, case, identify
 
@@ -122,34 +121,16 @@ def test_complex_numbers_of_32_bits(convolve: str) -> None:
 # ---- only what is needed -------------------------------------------------------------------------
 
 
-class Counting(Backend):
-    """The reference, and a list of what it was asked for."""
-
-    name = "counting"
-    layouts = ("strided",)
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.inner = ReferenceBackend()
-
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        return self.inner.reasons_against(problem, outputs, device)
-
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        kernel = self.inner.bind(problem, outputs)
-
-        def counting(*operands: Tensor | None) -> Tensor:
-            self.calls.append(outputs[0])
-            return kernel(*operands)
-
-        return counting
-
-
 @pytest.fixture
-def counting() -> Any:
-    backend = Counting()
-    engine.register(backend)
-    return backend
+def asked() -> list[str]:
+    """What the backend "counting", which is the reference, was asked for."""
+    calls: list[str] = []
+
+    def counting(kernel: Any, problem: Any, outputs: Any) -> Any:
+        return lambda *operands: calls.append(outputs[0]) or kernel(*operands)
+
+    engine.register(around(ReferenceBackend, counting, name="counting"))
+    return calls
 
 
 def operands(groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,19 +141,19 @@ def operands(groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def test_each_gradient_is_one_call(counting: Counting) -> None:
+def test_each_gradient_is_one_call(asked: list[str]) -> None:
     x, w, b = operands()
     with convgrad.use_backend("counting"):
         y = convgrad.conv2d(x, w, b)
-    assert counting.calls == ["forward"]
-    counting.calls.clear()
+    assert asked == ["forward"]
+    asked.clear()
     y.sum().backward()  # the request of the forward holds
-    assert sorted(counting.calls) == ["grad_input", "grad_weight"]
+    assert sorted(asked) == ["grad_input", "grad_weight"]
 
 
 @pytest.mark.parametrize("moving", [(0,), (1,), (2,), (0, 1), (1, 2)])
 @pytest.mark.parametrize("of", [convgrad.conv2d, lambda x, w, b: convgrad.feedback_convolution(x, w, w, b)])
-def test_forward_mode_contracts_only_what_moves(counting: Counting, moving: tuple[int, ...], of: Any) -> None:
+def test_forward_mode_contracts_only_what_moves(asked: list[str], moving: tuple[int, ...], of: Any) -> None:
     """A zero in the place of a tangent would cost a contraction, and make NaN of an infinite operand."""
     fixed = [t.detach() for t in operands()]
     fixed[0][0, 0, 0, 0] = fixed[1][0, 0, 0, 0] = torch.inf
@@ -183,29 +164,29 @@ def test_forward_mode_contracts_only_what_moves(counting: Counting, moving: tupl
     primals = tuple(fixed[i] for i in moving)
     with convgrad.use_backend("counting"):
         _, tangent = torch.func.jvp(function, primals, tuple(map(torch.zeros_like, primals)))
-    assert len(counting.calls) == 1 + len({0, 1} & {*moving})
+    assert len(asked) == 1 + len({0, 1} & {*moving})
     assert tangent.isnan().any() == bool({0, 1} & {*moving})
 
 
 @pytest.mark.parametrize("wanted", [("input",), ("weight",), ("bias",), ("input", "bias"), ("weight", "bias")])
-def test_only_the_gradients_asked_for(counting: Counting, wanted: tuple[str, ...]) -> None:
+def test_only_the_gradients_asked_for(asked: list[str], wanted: tuple[str, ...]) -> None:
     tensors = dict(zip(("input", "weight", "bias"), operands(), strict=True))
     with convgrad.use_backend("counting"):
         y = convgrad.conv2d(*tensors.values())
-    counting.calls.clear()
+    asked.clear()
     grads = torch.autograd.grad(y.sum(), [tensors[n] for n in wanted])
-    assert counting.calls == [f"grad_{n}" for n in wanted if n != "bias"]
+    assert asked == [f"grad_{n}" for n in wanted if n != "bias"]
     want = torch.autograd.grad(torch.nn.functional.conv2d(*tensors.values()).sum(), [tensors[n] for n in wanted])
     torch.testing.assert_close(grads, want)
 
 
-def test_the_operator_too_computes_only_what_is_asked_for(counting: Counting) -> None:
+def test_the_operator_too_computes_only_what_is_asked_for(asked: list[str]) -> None:
     x, w, _ = operands()
     with convgrad.use_backend("counting"):
         y = ops.convolution(x, w, None, [1], [0], [1], False, [0], 1)
-        counting.calls.clear()
+        asked.clear()
         torch.autograd.grad(y.sum(), x)
-    assert counting.calls == ["grad_input"]
+    assert asked == ["grad_input"]
 
 
 def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
@@ -236,15 +217,15 @@ def test_a_frozen_weight_frees_the_input() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4, 64])
-def test_second_derivatives_take_as_many_calls_for_any_number_of_groups(counting: Counting, groups: int) -> None:
+def test_second_derivatives_take_as_many_calls_for_any_number_of_groups(asked: list[str], groups: int) -> None:
     x = torch.randn(1, 64, 5, 5, requires_grad=True)
     w = torch.randn(64, 64 // groups, 3, 3, requires_grad=True)
     with convgrad.use_backend("counting"):
         y = convgrad.conv2d(x, w, groups=groups)
         gx, gw = torch.autograd.grad(y.pow(2).sum(), (x, w), create_graph=True)
-        counting.calls.clear()
+        asked.clear()
         (gx.sum() + gw.pow(2).sum()).backward()
-    assert len(counting.calls) <= 8
+    assert len(asked) <= 8
 
 
 # ---- forward mode --------------------------------------------------------------------------------
