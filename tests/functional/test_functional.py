@@ -182,15 +182,7 @@ def test_string_padding(padding: str, k: int, dilation: int) -> None:
 
 
 def test_graphs_that_are_traced_see_an_operator() -> None:
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = convgrad.nn.Conv2d(4, 4, 3, groups=4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    net, x = Net(), torch.randn(1, 4, 6, 6)
+    net, x = torch.nn.Sequential(convgrad.nn.Conv2d(4, 4, 3, groups=4)), torch.randn(1, 4, 6, 6)
     graph = torch.fx.symbolic_trace(net)
     torch.testing.assert_close(graph(x), net(x))
     with warnings.catch_warnings():
