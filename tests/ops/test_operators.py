@@ -307,15 +307,13 @@ def test_flops() -> None:
 # ---- the compiler --------------------------------------------------------------------------------
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = convgrad.nn.Conv2d(3, 8, 3, padding=1)
-        self.depthwise = convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.up = convgrad.nn.ConvTranspose2d(8, 4, 2, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.up(self.depthwise(self.stem(x).relu()))
+def net_of_ours() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        convgrad.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        convgrad.nn.ConvTranspose2d(8, 4, 2, stride=2),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
@@ -332,7 +330,7 @@ def test_compile_with_dynamic_shapes(backend: str, request_: str | None, monkeyp
     torch.compiler.reset()
     monkeypatch.setenv("CI", "1")  # Inductor is stricter there
     # A graph keeps the choice that was made when it was traced, and Inductor's caches bring back earlier graphs.
-    net = Net()
+    net = net_of_ours()
     # Where the choice is ATen the graph holds aten's operator; of the three layers one is depthwise.
     expected = [request_] * 3 if request_ else [] if _native_library.why_absent() else ["native"]
     compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=backend)
@@ -434,9 +432,9 @@ def test_any_other_choice_stays_ours_in_the_graph() -> None:
 
 
 def test_export() -> None:
-    net = Net().eval()
+    net = net_of_ours().eval()
     x = torch.randn(2, 3, 8, 8)
-    program = torch.export.export(net, (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=1, max=64)}})
+    program = torch.export.export(net, (x,), dynamic_shapes={"input": {0: torch.export.Dim("n", min=1, max=64)}})
     other = torch.randn(5, 3, 8, 8)
     torch.testing.assert_close(program.module()(other), net(other))
 
