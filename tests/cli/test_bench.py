@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("typer")
 
+from tests.check.broken import around
+
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli import bench_problems as bench
 from convgrad.cli.app import run
@@ -112,14 +114,7 @@ def test_a_files_directions_say_what_is_timed_unless_the_command_does(capsys, tm
 
 
 def test_a_wrong_backend_gets_no_time(capsys) -> None:
-    class Wrong(ReferenceBackend):
-        name = "wrong"
-
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda *args: kernel(*args) + 1
-
-    register(Wrong())
+    register(around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"))
     assert run(["bench", SMALL, "-b", "wrong", "-o", "forward", "--seconds", "0.05", "--return-memory"]) == 1
     printed = capsys.readouterr().out
     assert "not timed" in printed

@@ -19,6 +19,10 @@ from convgrad.problem import PASSES, ConvProblem
 from convgrad.settings import flags
 
 
+class Another(ReferenceBackend):
+    name = "another"
+
+
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
     before = sys.getswitchinterval()
@@ -28,9 +32,6 @@ def eager_threads() -> Iterator[None]:
 
 
 def test_backends_may_be_registered_while_another_thread_looks(eager_threads: None) -> None:
-    class Another(ReferenceBackend):
-        name = "another"
-
     failed: list[Exception] = []
     ended = threading.Event()
 
@@ -65,10 +66,6 @@ def test_a_hidden_backend_is_there_again_afterwards() -> None:
 @pytest.mark.parametrize("spelling", ["", " (padded copy)"])
 def test_the_default_that_is_removed_is_none_any_more(spelling: str) -> None:
     """Every call raised KeyError until another default was set."""
-
-    class Another(ReferenceBackend):
-        name = "another"
-
     register(Another())
     convgrad.set_default_backend("another" + spelling)
     unregister("another")
