@@ -40,6 +40,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]
     return timed
 
 
+def both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
+    return grad_input(g, w, p), grad_weight(g, x, p)
+
+
 def slow(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
     time.sleep(0.003)
     return forward(input, weight, p)
@@ -86,19 +90,12 @@ def test_the_same_code_is_neither_faster_nor_slower(measured: list[Any]) -> None
 
 @pytest.mark.slow
 def test_each_way_in_which_it_is_called_is_timed(measured: list[Any]) -> None:
-    def both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
-        return grad_input(g, w, p), grad_weight(g, x, p)
-
     convgrad.register("mine", forward=forward, backward=both, accepts=depthwise, dtypes=WIDE, prefer=False, seconds=4)
     assert {outputs for _, outputs in measured} == {("forward",), ("grad_input", "grad_weight")}
 
 
 def test_no_sweep_is_timed_that_nobody_asks_for(measured: list[Any]) -> None:
     """Both gradients of a transposed convolution are another sweep."""
-
-    def both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
-        return grad_input(g, w, p), grad_weight(g, x, p)
-
     options: dict[str, Any] = {"accepts": lambda p: accepts(p) and p.transposed, "dtypes": WIDE, "verify": False}
     backend = convgrad.register("mine", backward=both, **options)
     assert speed.measure(backend, (), 1.0) == ()
