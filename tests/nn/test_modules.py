@@ -211,6 +211,7 @@ def test_a_leaf_of_fx_that_is_given_a_buffer(layer: Any) -> None:
 
     net, x = Net(), torch.randn(2, 3, 5)
     graph: Any = torch.fx.symbolic_trace(net)
+    assert "call_module" in {node.op for node in graph.graph.nodes}
     with torch.no_grad():
         net.layer.weight.mul_(2)
     assert torch.equal(graph(x), net(x))
