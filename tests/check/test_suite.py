@@ -104,6 +104,8 @@ def test_outputs_and_properties() -> None:
         check_problem("reference", "ic1iw3oc1kw1", "forward", device="cuda:99")
     with pytest.raises(ValueError, match="unknown property 'exac'; properties are exact, again"):
         check_problem("reference", TEXT, "forward", properties=["exac"])
+    with pytest.raises(ValueError, match="unknown output 'fwd'; outputs are forward, "):
+        check_problem("reference", TEXT, "fwd")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_default_device_of_the_users_changes_nothing() -> None:
