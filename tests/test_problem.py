@@ -49,12 +49,6 @@ def test_64_bit_offsets() -> None:
     assert ConvProblem.parse("mb1ic1iw2147483648oc1kw1").needs_int64
 
 
-def test_shapes_are_those_of_pytorch() -> None:
-    p = PLAIN.replace(padding=((1, 1), (1, 1)), output_size=(5, 8))
-    x, w = torch.empty(p.input_shape, device="meta"), torch.empty(p.weight_shape, device="meta")
-    assert tuple(torch.conv2d(x, w, None, p.stride, (1, 1), p.dilation, p.groups).shape) == p.output_shape
-
-
 @given(problems())
 @settings(max_examples=200)
 def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None:

@@ -243,12 +243,9 @@ def test_wrong_arguments():
         accelerate_(nn.Conv2d(1, 1, 1), "nhwc")
     with pytest.raises(ValueError, match="preserve"):
         accelerate_(nn.Conv2d(1, 1, 1), torch.preserve_format)
+    with pytest.raises(TypeError, match=r"memory_format is a name, got Tensor; .*example_inputs="):
+        accelerate_(nn.Conv2d(4, 4, 3), torch.zeros(1, 4, 8, 8))
     with pytest.raises(TypeError, match=r"not the shape of one: torch\.randn\(8, 1, 9, 9\)"):
         accelerate_(nn.Conv2d(1, 1, 1), example_inputs=(8, 1, 9, 9))
     with pytest.raises(TypeError, match="or a dict of keywords, got 'image'"):
         accelerate_(nn.Conv2d(1, 1, 1), example_inputs="image")
-
-
-def test_example_inputs_in_the_place_of_the_layout_are_refused_in_a_line():
-    with pytest.raises(TypeError, match=r"memory_format is a name, got Tensor; .*example_inputs="):
-        accelerate_(nn.Conv2d(4, 4, 3), torch.zeros(1, 4, 8, 8))
