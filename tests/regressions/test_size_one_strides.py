@@ -14,6 +14,10 @@ import torch
 import convgrad
 
 
+def odd(t: torch.Tensor) -> torch.Tensor:
+    return t.as_strided(t.shape, [123 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
+
+
 @pytest.mark.parametrize("backend", ["im2col", "reference", "aten"])
 @pytest.mark.parametrize("kernel", [(1, 2), (2, 1), (1, 1, 2), (2, 1, 1)], ids=str)
 def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...]) -> None:
@@ -25,12 +29,10 @@ def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...])
     with convgrad.use_backend("reference"):
         expected = conv(input, weight, groups=2)
 
-    last = weight.contiguous(memory_format=layout)
-    strides = [123 if n == 1 else s for n, s in zip(last.shape, last.stride(), strict=True)]
-    odd = last.as_strided(last.shape, strides)
-    assert torch.equal(odd, weight)
+    strange = odd(weight.contiguous(memory_format=layout))
+    assert torch.equal(strange, weight)
     with convgrad.use_backend(backend):
-        assert torch.equal(conv(input.contiguous(memory_format=layout), odd, groups=2), expected)
+        assert torch.equal(conv(input.contiguous(memory_format=layout), strange, groups=2), expected)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -39,15 +41,15 @@ def test_a_channels_last_weight_in_pytorchs_own_kernel(channels: tuple[int, ...]
     """PyTorch 2.13 raises "grad_weight must be contiguous" in float64."""
     last = torch.channels_last
     weight = torch.randn(channels, dtype=torch.float64).contiguous(memory_format=last)
-    odd = weight.as_strided(weight.shape, [5 if n == 1 else s for n, s in zip(channels, weight.stride(), strict=True)])
+    strange = odd(weight)
     input = torch.randn(2, channels[not transposed], 9, 9, dtype=torch.float64).contiguous(memory_format=last)
     conv = (torch.conv2d, torch.conv_transpose2d)[transposed], (convgrad.conv2d, convgrad.conv_transpose2d)[transposed]
     grads = []
-    for call, w in zip(conv, (weight, odd), strict=True):
+    for call, w in zip(conv, (weight, strange), strict=True):
         w.requires_grad_()
         grads.append(torch.autograd.grad(call(input, w).square().sum(), w)[0])
     with convgrad.use_backend("aten"):
-        grads.append(torch.autograd.grad(conv[1](input, odd).square().sum(), odd)[0])
+        grads.append(torch.autograd.grad(conv[1](input, strange).square().sum(), strange)[0])
     torch.testing.assert_close(grads[1], grads[0])
     torch.testing.assert_close(grads[2], grads[0])
 
@@ -115,11 +117,7 @@ def test_pytorch_reads_such_strides_of_a_weight_only(d: int, transposed: bool) -
         every = [True, True, True]
         doubles = (t.double().contiguous() for t in (go, x, w))
         want = torch.ops.aten.convolution_backward(*doubles, [per_out * groups], *rest, every)
-        for a, b in ((_odd(go), x), (go, _odd(x)), (_odd(go), _odd(x))):
+        for a, b in ((odd(go), x), (go, odd(x)), (odd(go), odd(x))):
             got = torch.ops.aten.convolution_backward(a, b, w, [per_out * groups], *rest, every)
             assert all(torch.equal(one.double(), two) for one, two in zip(got, want, strict=True))
-        assert torch.equal(torch.convolution(_odd(x), w, None, *rest), torch.convolution(x, w, None, *rest))
-
-
-def _odd(t: torch.Tensor) -> torch.Tensor:
-    return t.as_strided(t.shape, [123 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
+        assert torch.equal(torch.convolution(odd(x), w, None, *rest), torch.convolution(x, w, None, *rest))
