@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
@@ -363,18 +363,14 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "a crop": lambda: Asymmetric(pad=(1, -1, 1, 1)),
     "a forward of the user's": lambda: Asymmetric(conv=Shifted),
     "another padding mode": lambda: Asymmetric(padding=1, padding_mode="reflect"),
-    "a request": lambda: Asymmetric(
-        conv=lambda *args, **options: convgrad.nn.Conv2d(*args, **options, backend="native")
-    ),
+    "a request": lambda: Asymmetric(conv=functools.partial(convgrad.nn.Conv2d, backend="native")),
     "no stride": lambda: WhereItStrides(stride=1),
     "a function whose result is used twice": FunctionUsedTwice,
     "a function behind another layer": FunctionBehindAnother,
     "two functions": FunctionTwice,
     "a function that pads with something else": FunctionOfMode,
     "a function that crops": lambda: with_attributes(ByFunction(), by=(1, -1, 1, 1)),
-    "a function and a request": lambda: ByFunction(
-        conv=lambda *args, **options: convgrad.nn.Conv2d(*args, **options, backend="native")
-    ),
+    "a function and a request": lambda: ByFunction(conv=functools.partial(convgrad.nn.Conv2d, backend="native")),
     "an addition in place": lambda: AddedInPlace(stride=1),
     "an addition in place later": lambda: AddedInPlaceLater(stride=1),
     "a layer that changes the input in place": ChangedByLayer,
@@ -470,10 +466,6 @@ def test_names_that_cannot_be_looked_at() -> None:
 def test_a_mode_that_is_left_later() -> None:
     entered: list[Any] = []
 
-    class Mode(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
     class Enters(ByFunction):
         enter: Any = bool
 
@@ -483,7 +475,7 @@ def test_a_mode_that_is_left_later() -> None:
 
     ours, _, report = pair(Enters())
     assert "F.pad" in report.replaced["conv"]
-    ours.enter = lambda: entered.append(Mode().__enter__())
+    ours.enter = lambda: entered.append(BaseTorchFunctionMode().__enter__())
     ours(torch.randn(SHAPES[2]))
     mode = entered.pop()
     assert _get_current_function_mode() is mode
