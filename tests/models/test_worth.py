@@ -12,6 +12,10 @@ from convgrad.models.worth import Seen, worth_replacing
 from convgrad.problem import ConvProblem
 
 
+def plan(backend: str, reason: str) -> Any:
+    return SimpleNamespace(steps=(SimpleNamespace(backend=SimpleNamespace(name=backend), reason=reason),))
+
+
 @pytest.mark.parametrize(
     ("reason", "seen", "expected"),
     [
@@ -22,20 +26,14 @@ from convgrad.problem import ConvProblem
     ],
 )
 def test_on_a_gpu_the_rules_count_where_sizes_are_known(reason: str, seen: list[Seen] | None, expected: bool) -> None:
-    steps = (SimpleNamespace(backend=SimpleNamespace(name="triton"), reason=reason),)
-
-    def chosen(*_: object) -> Any:
-        return SimpleNamespace(steps=steps)
-
     layer = torch.nn.Conv2d(8, 8, 3, groups=8, device="meta")  # in the place of a GPU
-    assert worth_replacing(layer, seen, chosen) == expected
+    assert worth_replacing(layer, seen, lambda *_: plan("triton", reason)) == expected
 
 
 @pytest.mark.parametrize(("device", "expected"), [("meta", True), ("cpu", False)])
 def test_on_a_gpu_autocast_may_make_bfloat16_of_float32(device: str, expected: bool) -> None:
     def chosen(problem: ConvProblem, *_: object) -> Any:
-        name = "triton:banded" if problem.dtype is torch.bfloat16 else "aten"
-        return SimpleNamespace(steps=(SimpleNamespace(backend=SimpleNamespace(name=name), reason="by rule: large"),))
+        return plan("triton:banded" if problem.dtype is torch.bfloat16 else "aten", "by rule: large")
 
     layer = torch.nn.Conv2d(8, 8, 31, padding=15, groups=8, device=device)
     assert worth_replacing(layer, [Seen((32, 8, 56, 56), False)], chosen) == expected
@@ -44,8 +42,7 @@ def test_on_a_gpu_autocast_may_make_bfloat16_of_float32(device: str, expected: b
 @pytest.mark.parametrize("autocast", [False, True])
 def test_on_a_cpu_it_may_if_autocast_is_on(autocast: bool) -> None:
     def chosen(problem: ConvProblem, *_: object) -> Any:
-        name = "native" if problem.dtype is torch.float16 else "aten"
-        return SimpleNamespace(steps=(SimpleNamespace(backend=SimpleNamespace(name=name), reason="by rule: slow"),))
+        return plan("native" if problem.dtype is torch.float16 else "aten", "by rule: slow")
 
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         assert worth_replacing(torch.nn.Conv2d(8, 8, 3), None, chosen) == autocast
