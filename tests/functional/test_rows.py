@@ -16,21 +16,17 @@ import convgrad
 NAMES = ("conv1d", "conv_transpose1d")
 
 
-def turned(t: Tensor) -> Tensor:
-    return t.transpose(-1, -2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex128], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sample_of_pytorch(name: str, dtype: torch.dtype) -> None:
     for s in op_info(name).sample_inputs("cpu", dtype, requires_grad=True):
         want: Tensor = getattr(F, name)(s.input, *s.args, **s.kwargs)
-        got = getattr(convgrad, name)(turned(s.input).contiguous(), *s.args, **s.kwargs, layout="NLC")
+        got = getattr(convgrad, name)(s.input.mT.contiguous(), *s.args, **s.kwargs, layout="NLC")
         assert got.is_contiguous()
-        torch.testing.assert_close(turned(got), want, **near(want))
+        torch.testing.assert_close(got.mT, want, **near(want))
         moved = [t for t in (s.input, *s.args) if isinstance(t, Tensor) and t.requires_grad]
         g = torch.randn_like(want)
-        for a, b in zip(torch.autograd.grad(turned(got), moved, g), torch.autograd.grad(want, moved, g), strict=True):
+        for a, b in zip(torch.autograd.grad(got.mT, moved, g), torch.autograd.grad(want, moved, g), strict=True):
             torch.testing.assert_close(a, b, **near(b))
 
 
@@ -42,8 +38,8 @@ def near(like: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("padding", ["causal", "same", "valid", 2, (1, 0), (0, -1)])
 def test_every_form_of_padding(padding: Any) -> None:
     x, w, b = torch.randn(2, 11, 6), torch.randn(6, 1, 4), torch.randn(6)
-    want = convgrad.conv1d(turned(x), w, b, 1, padding, 1, 6)
-    torch.testing.assert_close(turned(convgrad.conv1d(x, w, b, 1, padding, 1, 6, layout="NLC")), want)
+    want = convgrad.conv1d(x.mT, w, b, 1, padding, 1, 6)
+    torch.testing.assert_close(convgrad.conv1d(x, w, b, 1, padding, 1, 6, layout="NLC").mT, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -56,7 +52,7 @@ def test_nothing_is_copied(dtype: torch.dtype) -> None:
     assert x.grad is not None
     assert x.grad.is_contiguous()
     with convgrad.trace() as seen:  # the test can fail: such a view is copied
-        convgrad.conv1d(turned(x), w, padding="causal", groups=32)
+        convgrad.conv1d(x.mT, w, padding="causal", groups=32)
     assert [len(record.copies) for record in seen] == [1]
 
 
@@ -69,7 +65,7 @@ def test_derivatives_and_transforms(name: str) -> None:
         return getattr(convgrad, name)(x, w, stride=2, padding=1, groups=2, layout="NLC")
 
     def theirs(x: Tensor, w: Tensor) -> Tensor:
-        return turned(getattr(F, name)(turned(x), w, stride=2, padding=1, groups=2))
+        return getattr(F, name)(x.mT, w, stride=2, padding=1, groups=2).mT
 
     leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
     assert torch.autograd.gradcheck(ours, leaves, check_forward_ad=True)
@@ -92,7 +88,7 @@ def test_derivatives_and_transforms(name: str) -> None:
     ("call", "error", "message"),
     [
         (lambda x, w: convgrad.conv1d(x, w, layout="CNL"), ValueError, "layout is 'NCL' or 'NLC', got 'CNL'"),
-        (lambda x, w: convgrad.conv1d(turned(x), w, layout="NLC"), convgrad.ShapeError, r"got 9 .*\[2, 4, 9\] as"),
+        (lambda x, w: convgrad.conv1d(x.mT, w, layout="NLC"), convgrad.ShapeError, r"got 9 .*\[2, 4, 9\] as"),
         (lambda x, w: convgrad.conv1d(x[0, 0], w, layout="NLC"), convgrad.ShapeError, r"takes an input \(N, L, C\)"),
         (lambda x, w: convgrad.conv1d(x, w[0], layout="NLC"), convgrad.ShapeError, "a weight with 3 dimensions"),
         (lambda x, w: convgrad.conv1d(x, w, stride=(1, 2), layout="NLC"), convgrad.ShapeError, "a list of 1 values"),
