@@ -60,10 +60,8 @@ def test_the_same_numbers(case: str, dtype: torch.dtype) -> None:
     for name, call in calls.items():
         torch.testing.assert_close(getattr(decompositions, name)(*call), getattr(ops, name)(*call))
     for mask in ([True, False, False], [False, True, False], [False, False, True]):
-        found = decompositions.convolution_backward(g, x, w, None, *arguments, mask)
-        for one, other in zip(found, ops.convolution_backward(g, x, w, None, *arguments, mask), strict=True):
-            if other is not None:
-                torch.testing.assert_close(one, other)
+        backward = (g, x, w, None, *arguments, mask)
+        torch.testing.assert_close(decompositions.convolution_backward(*backward), ops.convolution_backward(*backward))
 
 
 @pytest.mark.parametrize("case", ["pairs", "depthwise 3d"])
