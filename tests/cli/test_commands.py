@@ -394,18 +394,16 @@ def test_check_stops_when_time_is_up(capsys, tmp_path: Path) -> None:
 
 
 def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch) -> None:
-    from convgrad import check
-
     path = tmp_path / "shapes"
     path.write_text("ic2iw9oc2kw3\nic2iw9oc2kw4\n")
-    real = check.check_problem
+    real = convgrad.check.check_problem
 
     def interrupted(name: str, problem: ConvProblem, *args, **kwargs):
         if problem.kernel_size == (4,):
             raise KeyboardInterrupt
         return real(name, problem, *args, **kwargs)
 
-    monkeypatch.setattr(check, "check_problem", interrupted)
+    monkeypatch.setattr("convgrad.check.check_problem", interrupted)
     status, printed, _ = call(capsys, "check", str(path))
     assert status == 130
     assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
@@ -424,14 +422,12 @@ def test_interrupted_in_a_command_that_has_nothing_to_say_then(monkeypatch, inte
 
 @pytest.mark.parametrize("command", [["check", "--aten"], ["tune", "--aten", "60", "ic2iw9oc2kw3"]])
 def test_an_interrupted_search_says_how_far_it_got(capsys, monkeypatch, command: list[str]) -> None:
-    from convgrad import check
-
     def interrupted(seconds: float, seed: int, look: Callable[[float, int], None]) -> Iterator[Found]:
         look(0.5, 17)
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(check, "search_aten", interrupted)
+    monkeypatch.setattr("convgrad.check.search_aten", interrupted)
     status, printed, error = call(capsys, *command)
     assert (status, error) == (130, "")
     assert " ".join(printed.split()).startswith("interrupted after PyTorch's kernels on 17 problems")
@@ -448,16 +444,13 @@ def test_a_problem_that_is_empty_or_too_large_is_not_checked(capsys, problem: st
 
 # ---- the process ---------------------------------------------------------------------------------
 
-SOURCE = str(Path(__file__).parents[2] / "src")
-
 
 def process(code: str) -> subprocess.CompletedProcess[str]:
-    lines = f"import sys; sys.path.insert(0, {SOURCE!r})\n{code}"
-    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_without_the_packages_one_line_says_what_to_install() -> None:
-    done = process("sys.modules['typer'] = None\nfrom convgrad_command import main\nmain()")
+    done = process("import sys; sys.modules['typer'] = None\nfrom convgrad_command import main\nmain()")
     assert done.returncode == 1
     assert done.stderr.strip() == (
         "convgrad: the command line needs typer; install it with: pip install 'convgrad[cli]'"
@@ -480,6 +473,7 @@ def test_a_module_of_kernels_that_is_not_there(capsys, tmp_path, monkeypatch) ->
 
 def test_interrupted_while_it_is_being_loaded() -> None:
     code = """
+import sys
 class Interrupted:
     def find_spec(self, name, *rest):
         if name == "convgrad.cli.app":
