@@ -19,7 +19,6 @@ pytest.importorskip("typer")
 from convgrad.cli import app
 from convgrad.cli.app import run
 
-SOURCE = Path(__file__).parents[2] / "src"
 ASK = """
 eval "$(_CONVGRAD_COMPLETE=source_bash convgrad)"
 while IFS= read -r line; do
@@ -58,7 +57,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the command in it, first in the path."""
     program = tmp_path / "bin" / "convgrad"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE} exec {sys.executable} -m convgrad_command "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m convgrad_command "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -22,12 +22,10 @@ from convgrad.diagnostics import Machine
 from convgrad.problem import OUTPUTS
 from convgrad.problem_text import DTYPES
 
-SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = "sorted({'torch', 'rich', 'numpy'} & {*sys.modules})"
 #: Every request in one process: the sooner a module at the top of a command's loads PyTorch, the sooner it is seen.
 ALL = """
 import contextlib, io, json, sys
-sys.path.insert(0, {source!r})
 import convgrad_command
 sys.argv[1:] = ["--version"]
 with contextlib.suppress(SystemExit):
@@ -56,7 +54,7 @@ REFUSED = {
 
 def test_help_and_refusals_load_no_pytorch() -> None:
     helps = [[*words, "--help"] for words in ([], *([name] for name in COMMANDS), ["bench", "steps"])]
-    code = ALL.format(source=str(SOURCE), requests=[*helps, *map(list, REFUSED)], heavy=HEAVY)
+    code = ALL.format(requests=[*helps, *map(list, REFUSED)], heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     version, *answers = done.stdout.splitlines()
     assert version == convgrad.__version__, done.stderr
@@ -74,9 +72,7 @@ def test_help_and_refusals_load_no_pytorch() -> None:
 @pytest.mark.parametrize("args", [["--help"], ["check", "--help"]], ids=" ".join)
 def test_help_is_there_at_once(args: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, "-m", "convgrad_command", *args], cwd=SOURCE, capture_output=True, timeout=120, check=True
-    )
+    subprocess.run([sys.executable, "-m", "convgrad_command", *args], capture_output=True, timeout=120, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # 0.2 s of the processor's time; more where it is slow or busy, and 2 s where PyTorch is loaded
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.8
@@ -86,7 +82,7 @@ def test_it_ends_quietly_where_nobody_reads() -> None:
     reads, writes = os.pipe()
     os.close(reads)  # as `head` does once it has its lines
     command = [sys.executable, "-m", "convgrad_command", "--help"]
-    done = subprocess.run(command, cwd=SOURCE, stdout=writes, stderr=subprocess.PIPE, timeout=120, check=False)
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, timeout=120, check=False)
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -102,7 +98,7 @@ def test_a_kernels_script_finds_the_whole_package(tmp_path: Path) -> None:
         "print(*convgrad.list_backends())\n"
     )
     command = [sys.executable, "-m", "convgrad_command", "--kernels", str(script), "names", "conv2d"]
-    done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["[] Conv2d", " ".join(options.BACKENDS)]  # every backend's name is offered
     assert "convolution_backward" in done.stdout
