@@ -104,12 +104,11 @@ def slowest(found: Sequence[Sequence[float]]) -> float:
     return statistics.median(max(times) for times in zip(*found, strict=True))
 
 
-def main(arguments: Sequence[str] | None = None) -> list[tuple[str, ...]]:
-    """Measure, print the table, and return its rows."""
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--repetitions", type=int, default=15)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     n, cores, processes = options.repetitions, len(os.sched_getaffinity(0)), Processes()
     rows: list[tuple[str, ...]] = [
         ("step", "processes", "kernels", "Python", "received", "collectives", "link", "model", "measured",
@@ -138,7 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[str, ...]]:
     finally:
         processes.close()
     print(text_table(rows))
-    return rows
 
 
 if __name__ == "__main__":

@@ -184,13 +184,13 @@ def table(problems: Sequence[str], passes: Sequence[str], targets: Sequence[str]
                 yield [text, what, kernel, found]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", default=MATRIX)
     parser.add_argument("--passes", nargs="+", choices=list(WHAT), default=list(WHAT))
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     heads = ["problem", "pass", "kernel", *(f"{t}: registers / spilled / shared" for t in args.targets)]
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
     kernels = faults = 0

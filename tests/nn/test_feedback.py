@@ -217,9 +217,7 @@ def test_an_ensemble_and_samples_by_vmap() -> None:
     x = torch.randn(5, 3, 6, 6)
 
     def loss(state: dict[str, Tensor], image: Tensor) -> Tensor:
-        return (
-            torch.func.functional_call(made, state, (image,)).square().sum()
-        )  # one image, without its batch dimension
+        return torch.func.functional_call(made, state, (image,)).square().sum()  # without its batch dimension
 
     got = torch.func.vmap(torch.func.vmap(torch.func.grad(loss, 1), (None, 0)), (0, None))(stacked, x)
     assert got.shape == (2, *x.shape)
