@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import convgrad
 from convgrad.backends import ReferenceBackend, _native_library
 from convgrad.engine import register
+from convgrad.ops import lowering
+from convgrad.problem import ConvProblem
 
 from .forms import case
 
@@ -429,6 +432,20 @@ def test_any_other_choice_stays_ours_in_the_graph() -> None:
         code = graph_of(padding=1)
     assert "convgrad.convolution.default" in code
     assert "convgrad.convolution.default" in graph_of(padding=(1, 0, 0, 1))
+
+
+def test_what_gains_in_contiguous_layout_alone_is_aten_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor lays PyTorch's convolutions out in channels_last on a CPU."""
+
+    def chosen(problem: ConvProblem, *_: object) -> Any:
+        step = SimpleNamespace(backend=SimpleNamespace(name="native"), reason=reason)
+        return SimpleNamespace(aten=problem.channels_last, steps=() if problem.channels_last else (step,))
+
+    monkeypatch.setattr(lowering, "plan_for", chosen)
+    reason = "by rule: it is faster"
+    assert "convgrad" not in graph_of(padding=1)
+    reason = "your preference"
+    assert "convgrad" in graph_of(padding=1)
 
 
 def test_export() -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .._compat import hint_of, is_subclass
-from ..engine import checked_backward, checked_convolution, plan_for
-from ..problem import gradient_outputs
+from .._compat import channels_last_of, hint_of, is_subclass
+from ..engine import BY_RULE, checked_backward, checked_convolution, plan_for
+from ..problem import ConvProblem, Outputs, gradient_outputs
 from ..shapes import problem_of
 from . import decompositions
 
@@ -63,5 +63,14 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
     if not all_aten:
         problem = problem_of(*sizes, dtype=first.dtype, memory_format=call.layout)
         outputs = (problem.bias_pass,) if forward else gradient_outputs(problem.transposed, call.mask)
-        all_aten = problem.empty or plan_for(problem, outputs, first.device).aten
+        all_aten = problem.empty or _is_atens(problem, outputs, first.device)
     return getattr(_aten, name).default if all_aten else None
+
+
+def _is_atens(problem: ConvProblem, outputs: Outputs, device: torch.device) -> bool:
+    """Whether ATen is chosen: on a CPU, where Inductor gives it channels_last, also if the rules choose it there."""
+    plan = plan_for(problem, outputs, device)
+    ruled = all(step.backend.name == "aten" or step.reason.startswith(BY_RULE) for step in plan.steps)
+    if device.type == "cpu" and ruled:
+        plan = plan_for(problem.replace(memory_format=channels_last_of(problem.ndim)), outputs, device)
+    return plan.aten
