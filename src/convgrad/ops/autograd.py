@@ -22,7 +22,7 @@ from .._compat import (
     dispatch_modes,
     forward_ad_active,
     functorch_active,
-    is_legacy_batched,
+    has_storage,
     is_traced,
     single_level,
     will_engine_execute,
@@ -114,8 +114,8 @@ def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
         and not _recording()
         and not functorch_active()
         and not dispatch_modes()
-        and not cotangent._is_zerotensor()
-        and not is_legacy_batched(cotangent)
+        and has_storage(cotangent)
+        and cotangent.data_ptr() != 0
         and flags(cotangent) == plan.flags
     )
 
