@@ -19,6 +19,7 @@ from convgrad.problem import ConvProblem, Output
 from .forms import EVERY, SOME, Case, case, identify
 
 ops = torch.ops.convgrad
+PLAIN: Any = ([1], [0], [1], False, [0], 1)
 
 
 def functions(c: Case) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
@@ -202,10 +203,22 @@ def test_only_the_gradients_asked_for(counting: Counting, wanted: tuple[str, ...
 def test_the_operator_too_computes_only_what_is_asked_for(counting: Counting) -> None:
     x, w, _ = operands()
     with convgrad.use_backend("counting"):
-        y = ops.convolution(x, w, None, [1], [0], [1], False, [0], 1)
+        y = ops.convolution(x, w, None, *PLAIN)
         counting.calls.clear()
         torch.autograd.grad(y.sum(), x)
     assert counting.calls == ["grad_input"]
+
+
+@pytest.mark.parametrize(
+    "mask", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)]
+)
+def test_the_mask_holds_where_the_gradients_are_differentiated(counting: Counting, mask: tuple[bool, ...]) -> None:
+    x, w, _ = operands()
+    g = torch.randn(2, 4, 4, 4, requires_grad=True)
+    with convgrad.use_backend("counting"):
+        got = ops.convolution_backward(g, x, w, [4], *PLAIN, mask)
+    assert tuple(t is not None for t in got) == mask
+    assert counting.calls == [name for name, wanted in zip(("grad_input", "grad_weight"), mask, strict=False) if wanted]
 
 
 def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
@@ -277,3 +290,32 @@ def test_a_batch_of_gradients_at_once(backend: str | None, groups: int) -> None:
     want = [torch.autograd.grad(y, (x, w), one, retain_graph=True) for one in many]
     for a, b in zip(got, zip(*want, strict=True), strict=True):
         torch.testing.assert_close(a, torch.stack(b), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("of", [convgrad.conv2d, lambda x, w, b: convgrad.feedback_convolution(x, w, w, b)])
+def test_no_gradient_comes_back(of: Any) -> None:
+    """Under forward mode, in which no zeros take the place of a gradient that is none."""
+
+    class Blocked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Tensor) -> Tensor:
+            return t.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> None:
+            return None
+
+    tensors = operands()
+    with forward_ad.dual_level():
+        y: Any = Blocked.apply(of(*tensors))
+        assert torch.autograd.grad(y.sum(), tensors, allow_unused=True) == (None,) * 3
+
+
+def test_vmap_of_a_backward_pass_of_what_came_before_it() -> None:
+    x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
+    many = torch.randn(3, 2, 4, 4, 4)
+    got, want = (
+        torch.func.vmap(lambda g, y=y: torch.autograd.grad(y, (x, w), g, retain_graph=True))(many)
+        for y in (convgrad.conv2d(x, w, groups=4), torch.conv2d(x, w, groups=4))
+    )
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
