@@ -221,6 +221,44 @@ def test_the_mask_holds_where_the_gradients_are_differentiated(counting: Countin
     assert counting.calls == [name for name, wanted in zip(("grad_input", "grad_weight"), mask, strict=False) if wanted]
 
 
+def test_what_is_differentiated_lies_and_is_refused_as_what_is_not() -> None:
+    x, w, _ = operands()
+    x = x.detach().contiguous(memory_format=torch.channels_last)
+    g = torch.randn(2, 4, 4, 4)
+    with convgrad.use_backend("reference"):
+        plain, recorded = (
+            ops.convolution_backward(t, x, w.detach(), [4], *PLAIN, [True] * 3) for t in (g, g.clone().requires_grad_())
+        )
+    assert [t.stride() for t in recorded] == [t.stride() for t in plain]
+    with pytest.raises(convgrad.ShapeError, match=r"expected bias_sizes to be \[4\]"):
+        ops.convolution_backward(g, x, w, [5], *PLAIN, [True] * 3)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_the_operator_with_a_frozen_operand(frozen: int) -> None:
+    tensors = list(operands())
+    tensors[frozen] = tensors[frozen].detach()
+    moved = [t for t in tensors if t.requires_grad]
+    got = torch.autograd.grad(ops.convolution(*tensors, *PLAIN).pow(2).sum(), moved)
+    torch.testing.assert_close(
+        got, torch.autograd.grad(torch.conv2d(*tensors).pow(2).sum(), moved), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_gradient_of_which_one_operand_moves_is_recorded(moved: int) -> None:
+    g, w = torch.randn(2, 4, 4, 4), torch.randn(4, 4, 3, 3)
+    (g, w)[moved].requires_grad_()
+    assert convgrad.grad_input((2, 4, 6, 6), w, g).requires_grad
+
+
+def test_complex_operands_of_convolution_backward_are_conjugated() -> None:
+    x, w, g = (torch.randn(size, dtype=torch.complex128) for size in ((2, 4, 9), (6, 4, 3), (2, 6, 7)))
+    leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+    want = torch.autograd.grad(torch.conv1d(*leaves), leaves, g)
+    torch.testing.assert_close(convgrad.convolution_backward(g, x, w)[:2], want)
+
+
 def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
     kept: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
