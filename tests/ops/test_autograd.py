@@ -253,6 +253,15 @@ def test_a_gradient_of_which_one_operand_moves_is_recorded(moved: int) -> None:
     assert convgrad.grad_input((2, 4, 6, 6), w, g, groups=4).requires_grad
 
 
+def test_second_derivatives_of_a_function() -> None:
+    found = []
+    x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
+    for convolve in (convgrad.conv2d, torch.conv2d):
+        first = torch.autograd.grad(convolve(x, w, groups=4).pow(2).sum(), (x, w), create_graph=True)
+        found.append(torch.autograd.grad(sum(t.pow(2).sum() for t in first), (x, w)))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+
+
 def test_complex_operands_of_convolution_backward_are_conjugated() -> None:
     x, w, g = (torch.randn(size, dtype=torch.complex128) for size in ((2, 4, 9), (6, 4, 3), (2, 6, 7)))
     leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
