@@ -25,6 +25,7 @@ def test_derived_values() -> None:
     assert not p.symmetric
     assert not p.pointwise
     assert ConvProblem.parse("ic2iw3oc4kw1").pointwise
+    assert not ConvProblem.parse("ic2ih3iw3oc4kh1kw3").pointwise
     assert (p.bias_slot, p.bias_pass) == ("grad_output", "forward")
     assert [p.result_shape(o) for o in OUTPUTS] == [p.output_shape, p.input_shape, p.weight_shape, (6,)]
     t = p.replace(origin="transposed")

@@ -34,8 +34,9 @@ def lock_over_forks() -> Any:
 
 functorch_active = _C._are_functorch_transforms_active
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
-#: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
-is_legacy_batched: Callable[[Tensor], bool] = _C._functorch.is_legacy_batchedtensor
+#: False for tensors without memory of their own, plain ones to Python: ``autograd.grad(is_grads_batched=True)`` makes
+#: them, and some escape from functorch transforms. Zeros of forward mode and functional tensors have an empty storage.
+has_storage: Callable[[Tensor], bool] = _C._has_storage
 
 
 def saved_tensors_hooks() -> Any:

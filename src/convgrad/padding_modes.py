@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from ._compat import channels_last_of, functorch_active, is_legacy_batched, jit_tracing, suggests_channels_last
+from ._compat import channels_last_of, functorch_active, has_storage, jit_tracing, suggests_channels_last
 from .sizes import readable
 
 #: (low, high) of each of the last dimensions.
@@ -60,7 +60,7 @@ def is_plain(input: Tensor) -> bool:
         and type(input) in (Tensor, Parameter)
         and input.is_cpu
         and not functorch_active()
-        and not is_legacy_batched(input)
+        and has_storage(input)
         and jit_tracing() is None
     )
 

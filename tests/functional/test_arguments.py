@@ -84,7 +84,10 @@ def test_transposed_is_a_bool(transposed: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize("bad", [{"stride": 1.5}, {"padding": "foo"}, {"padding": (1, 2, 3)}, {"groups": 3}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"stride": 1.5}, {"padding": "foo"}, {"padding": (1, 2, 3)}, {"groups": 3}, {"padding": "same", "stride": 2}],
+)
 def test_bad_arguments_raise_the_same_class_as_pytorch(bad: dict[str, Any]) -> None:
     x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
     with pytest.raises((TypeError, RuntimeError)) as theirs:

@@ -64,6 +64,7 @@ def test_the_result_lies_as_x_does() -> None:
         assert causal_conv1d(x, w, layout="NLC", initial_state=None if state is None else state.mT).is_contiguous()
         assert causal_conv1d(x.mT, w, initial_state=state).mT.is_contiguous()
         assert causal_conv1d(x.mT.contiguous(), w, initial_state=state).is_contiguous()
+    assert causal_conv1d(x[:, :2], w, layout="NLC", return_state=True)[1].is_contiguous()
     with convgrad.trace() as seen:
         causal_conv1d(x.mT, w)
     assert [record.copies for record in seen] == [()]

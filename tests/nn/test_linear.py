@@ -20,6 +20,7 @@ from convgrad.diagnostics import Trace
 from convgrad.engine import cache, linear_gains, measurements, rules
 from convgrad.engine.measurements import Measurement
 from convgrad.models import accelerate_
+from convgrad.nn.linear import linear
 from convgrad.problem import ConvProblem
 from tests.copies import copies
 from tests.norms import NEEDS_KERNELS
@@ -307,3 +308,8 @@ def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(
         y.sum().backward()
     theirs(x.detach()).sum().backward()
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+
+def test_a_weight_of_one_row_without_its_dimension_is_torchs() -> None:
+    x, w = torch.randn(512, 96), torch.randn(96)
+    torch.testing.assert_close(linear(x, w), nn.functional.linear(x, w))

@@ -108,6 +108,13 @@ def test_rows_and_single_images(mode: str) -> None:
     assert traced.records[0].problem.endswith(mode)
 
 
+def test_any_other_backend_computes_the_copy_of_rows() -> None:
+    rows = convgrad.nn.Conv1d(4, 4, 3, padding=1, groups=4, padding_mode="circular", layout="NLC", backend="im2col")
+    x = torch.randn(2, 6, 4)
+    want = of_copy(rows, x.transpose(1, 2), ((1, 1),), rows.weight, rows.bias)
+    torch.testing.assert_close(rows(x), want.transpose(1, 2))
+
+
 def test_any_other_backend_computes_the_copy() -> None:
     layer = convgrad.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode="circular", backend="im2col")
     x = torch.randn(2, 4, 6, 6)

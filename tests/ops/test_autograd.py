@@ -18,6 +18,7 @@ from tests.check.broken import around
 from .forms import EVERY, SOME, Case, case, identify
 
 ops = torch.ops.convgrad
+PLAIN: Any = ([1], [0], [1], False, [0], 1)
 
 
 def functions(c: Case) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
@@ -183,10 +184,70 @@ def test_only_the_gradients_asked_for(asked: list[str], wanted: tuple[str, ...])
 def test_the_operator_too_computes_only_what_is_asked_for(asked: list[str]) -> None:
     x, w, _ = operands()
     with convgrad.use_backend("counting"):
-        y = ops.convolution(x, w, None, [1], [0], [1], False, [0], 1)
+        y = ops.convolution(x, w, None, *PLAIN)
         asked.clear()
         torch.autograd.grad(y.sum(), x)
     assert asked == ["grad_input"]
+
+
+@pytest.mark.parametrize(
+    "mask", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)]
+)
+def test_the_mask_holds_where_the_gradients_are_differentiated(asked: list[str], mask: tuple[bool, ...]) -> None:
+    x, w, _ = operands()
+    g = torch.randn(2, 4, 4, 4, requires_grad=True)
+    with convgrad.use_backend("counting"):
+        got = ops.convolution_backward(g, x, w, [4], *PLAIN, mask)
+    assert tuple(t is not None for t in got) == mask
+    assert asked == [name for name, wanted in zip(("grad_input", "grad_weight"), mask, strict=False) if wanted]
+
+
+def test_what_is_differentiated_lies_and_is_refused_as_what_is_not() -> None:
+    x, w, _ = operands()
+    x = x.detach().contiguous(memory_format=torch.channels_last)
+    g = torch.randn(2, 4, 4, 4)
+    with convgrad.use_backend("reference"):
+        plain, recorded = (
+            ops.convolution_backward(t, x, w.detach(), [4], *PLAIN, [True] * 3) for t in (g, g.clone().requires_grad_())
+        )
+    assert [t.stride() for t in recorded] == [t.stride() for t in plain]
+    with pytest.raises(convgrad.ShapeError, match=r"expected bias_sizes to be \[4\]"):
+        ops.convolution_backward(g, x, w, [5], *PLAIN, [True] * 3)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_the_operator_with_a_frozen_operand(frozen: int) -> None:
+    x, w, b = (t.detach() for t in operands())
+    tensors = x.contiguous(memory_format=torch.channels_last), w, b
+    moved = [t.requires_grad_() for i, t in enumerate(tensors) if i != frozen]
+    g = torch.randn(2, 4, 4, 4)
+    with convgrad.use_backend("reference"):
+        got = torch.autograd.grad(ops.convolution(*tensors, *PLAIN), moved, g)
+    want = torch.autograd.grad(torch.conv2d(*tensors), moved, g)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, check_stride=True)
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_gradient_of_which_one_operand_moves_is_recorded(moved: int) -> None:
+    g, w = torch.randn(2, 4, 4, 4), torch.randn(4, 1, 3, 3)
+    (g, w)[moved].requires_grad_()
+    assert convgrad.grad_input((2, 4, 6, 6), w, g, groups=4).requires_grad
+
+
+def test_second_derivatives_of_a_function() -> None:
+    found = []
+    x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
+    for convolve in (convgrad.conv2d, torch.conv2d):
+        first = torch.autograd.grad(convolve(x, w, groups=4).pow(2).sum(), (x, w), create_graph=True)
+        found.append(torch.autograd.grad(sum(t.pow(2).sum() for t in first), (x, w)))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+
+
+def test_complex_operands_of_convolution_backward_are_conjugated() -> None:
+    x, w, g = (torch.randn(size, dtype=torch.complex128) for size in ((2, 4, 9), (6, 4, 3), (2, 6, 7)))
+    leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+    want = torch.autograd.grad(torch.conv1d(*leaves), leaves, g)
+    torch.testing.assert_close(convgrad.convolution_backward(g, x, w)[:2], want)
 
 
 def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
@@ -258,3 +319,32 @@ def test_a_batch_of_gradients_at_once(backend: str | None, groups: int) -> None:
     want = [torch.autograd.grad(y, (x, w), one, retain_graph=True) for one in many]
     for a, b in zip(got, zip(*want, strict=True), strict=True):
         torch.testing.assert_close(a, torch.stack(b), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("of", [convgrad.conv2d, lambda x, w, b: convgrad.feedback_convolution(x, w, w, b)])
+def test_no_gradient_comes_back(of: Any) -> None:
+    """Under forward mode, in which no zeros take the place of a gradient that is none."""
+
+    class Blocked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Tensor) -> Tensor:
+            return t.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> None:
+            return None
+
+    tensors = operands()
+    with forward_ad.dual_level():
+        y: Any = Blocked.apply(of(*tensors))
+        assert torch.autograd.grad(y.sum(), tensors, allow_unused=True) == (None,) * 3
+
+
+def test_vmap_of_a_backward_pass_of_what_came_before_it() -> None:
+    x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 1, 3, 3, requires_grad=True)
+    many = torch.randn(3, 2, 4, 4, 4)
+    got, want = (
+        torch.func.vmap(lambda g, y=y: torch.autograd.grad(y, (x, w), g, retain_graph=True))(many)
+        for y in (convgrad.conv2d(x, w, groups=4), torch.conv2d(x, w, groups=4))
+    )
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -384,6 +384,23 @@ def test_a_gradient_has_the_layout_that_is_named(
     assert grad_weight.is_contiguous(memory_format=wanted)
 
 
+@pytest.mark.parametrize("of_other", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("of_gradient", [torch.contiguous_format, torch.channels_last])
+def test_a_gradient_without_a_named_layout_has_atens(
+    of_gradient: torch.memory_format, of_other: torch.memory_format
+) -> None:
+    """For an input that lies as grad_output does, or for a contiguous weight: these it does not get."""
+    x, w, g = torch.randn(2, 4, 6, 6), torch.randn(8, 4, 3, 3), torch.randn(2, 8, 6, 6)
+    g = g.contiguous(memory_format=of_gradient)
+    arguments, backward = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1), torch.ops.aten.convolution_backward
+    image, kernel = (t.contiguous(memory_format=of_other) for t in (x, w))
+    want, _, _ = backward(g, x.contiguous(memory_format=of_gradient), kernel, None, *arguments, [True, False, False])
+    with convgrad.use_backend("reference"):
+        assert ops.grad_input(g, kernel, x.shape, *arguments).stride() == want.stride()
+        _, want, _ = backward(g, image, w, None, *arguments, [False, True, False])
+        assert ops.grad_weight(g, image, w.shape, *arguments).stride() == want.stride()
+
+
 def test_transforms_inside_a_compiled_function() -> None:
     """A graph that is being made calls the operators with fake tensors inside of functorch's wrappers."""
     torch.compiler.reset()
@@ -431,7 +448,13 @@ def test_any_other_choice_stays_ours_in_the_graph() -> None:
     with convgrad.use_backend("im2col"):
         code = graph_of(padding=1)
     assert "convgrad.convolution.default" in code
-    assert "convgrad.convolution.default" in graph_of(padding=(1, 0, 0, 1))
+
+
+@pytest.mark.parametrize("padding", [(1, 0, 0, 1), (1, 1, 1, 1)])
+def test_padding_that_aten_cannot_state_stays_ours_in_the_graph(padding: tuple[int, ...]) -> None:
+    code = graph_of(padding=padding)
+    assert "convgrad.convolution.default" in code
+    assert "convgrad.convolution_backward.default" in code
 
 
 def test_what_gains_in_contiguous_layout_alone_is_aten_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

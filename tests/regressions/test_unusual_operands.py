@@ -54,6 +54,47 @@ def test_forward_mode_makes_them() -> None:
     assert tangent is None or not tangent.any()
 
 
+# ---- wrappers without memory -----------------------------------------------------------------------
+
+
+def escaped(t: Tensor) -> Tensor:
+    """As a hook keeps an activation under ``torch.func.grad``: PyTorch computes with it as with any other tensor."""
+    kept: list[Tensor] = []
+    torch.func.grad(lambda t: (kept.append(t * 1), t.sum())[1])(t)
+    return kept[0]
+
+
+def test_tensors_that_escaped_from_a_transform() -> None:
+    x, w = torch.randn(X, requires_grad=True), torch.randn(W)
+    layer, want = (
+        convgrad.nn.Conv2d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
+        torch.conv2d(x, w, groups=4),
+    )
+    norm, images = convgrad.nn.BatchNorm2d(4), torch.randn(8, 4, 64, 64, requires_grad=True)
+    for _ in range(2):
+        torch.testing.assert_close(convgrad.conv2d(escaped(x), escaped(w), groups=4), want)
+        torch.testing.assert_close(layer(escaped(x)), layer(x))
+        torch.testing.assert_close(norm(escaped(images)), norm(images))
+        for leaf, y in ((x, convgrad.conv2d(x, w, groups=4)), (images, norm(images))):
+            g = torch.randn_like(y)
+            (got,) = torch.autograd.grad(y, leaf, escaped(g), retain_graph=True)
+            torch.testing.assert_close(got, *torch.autograd.grad(y, leaf, g))
+
+
+def test_functional_tensors() -> None:
+    """They ended the process."""
+    x, w = torch.randn(X), torch.randn(W)
+    calls: list[Callable[[Tensor, Tensor], Tensor]] = [CALLS["function"], CALLS["operator"]]
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        for call in calls:
+            want = call(x, w)
+            got = call(*map(torch._to_functional_tensor, (x, w)))
+            torch.testing.assert_close(torch._from_functional_tensor(got), want)
+    finally:
+        torch._disable_functionalization()
+
+
 # ---- fake ones beside real ones --------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {

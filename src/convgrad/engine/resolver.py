@@ -22,7 +22,6 @@ from .._compat import (
     dispatch_modes,
     function_modes,
     functorch_active,
-    is_legacy_batched,
     jit_tracing,
     suggested_format,
     suggests_channels_last,
@@ -89,16 +88,12 @@ def find(
     plan = plans.get(key, key)
     if below or (plan.__class__ is Plan and plan.aten):  # PyTorch's own operators know such tensors
         return plan
-    odd = (
-        is_legacy_batched(a)  # without memory of their own
-        or is_legacy_batched(b)
-        or a._is_zerotensor()  # without memory at all, as forward mode makes them
-        or b._is_zerotensor()
-        or a.is_neg()  # as the imaginary part of a conjugate
-        or b.is_neg()
-        or (c is not None and (is_legacy_batched(c) or c._is_zerotensor() or c.is_neg()))
-    )
-    return None if odd else plan
+    try:  # no memory of their own: batched, escaped from a transform, or the zeros of forward mode
+        there = a.data_ptr() and b.data_ptr() and (c is None or c.data_ptr())
+    except RuntimeError:
+        return None
+    # The imaginary part of a conjugate is negated.
+    return None if not there or a.is_neg() or b.is_neg() or (c is not None and c.is_neg()) else plan
 
 
 def resolve(

@@ -48,8 +48,8 @@ def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] 
     if "any" in backend.layouts and not size and (fused or not one_pass):
         return kernel
     layout = operand_format(backend, problem)
-    ask_all = layout is None or problem.dtype.is_complex  # any strides will do, or a lazy conjugate is possible
-    layout = layout or torch.contiguous_format
+    ask_all = problem.dtype.is_complex  # a lazy conjugate is possible
+    layout = layout or torch.contiguous_format  # where any strides will do, nothing else is copied, either
     channels = (-1, *(1,) * problem.ndim)
 
     def scratch(like: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def _first_call(
             f"but got input of size: {list(input.shape)}"
         )
     arguments = read(d, weight.shape, *raw)
-    if key is None or input.is_meta or input.shape[1] == 0 or not _is_plain(raw):
+    if key is None or not _is_plain(raw):
         any_subclass(input, weight, bias)  # brings the rules of DTensor, which inference mode would not ask for
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
@@ -161,7 +161,7 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
     """Compute one call of a gradient operator: without the dispatcher where it is plain and nothing is recorded."""
     operands = (a, b) if c is None else (a, b, c)
     recorded = _recording() and any(t.requires_grad for t in operands)
-    found = None if recorded or a.is_meta else find(op, raw, a, b, c)
+    found = None if recorded else find(op, raw, a, b, c)
     if found is None:
         return operator(op)(*operands, *raw)
     plan = found if found.__class__ is Plan else make(found, op, raw, a, b, c)

@@ -21,7 +21,7 @@ from .._compat import (
     function_modes,
     functorch_active,
     fx_tracing,
-    is_legacy_batched,
+    has_storage,
     jit_tracing,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
@@ -42,7 +42,7 @@ def _plain() -> bool:
 
 def _is_odd(t: Tensor) -> bool:
     """Whether a tensor's values are not simply what its memory holds."""
-    return t.is_neg() or t._is_zerotensor() or is_legacy_batched(t)
+    return t.is_neg() or not (has_storage(t) and t.data_ptr())
 
 
 def _format(input: Tensor) -> torch.memory_format:

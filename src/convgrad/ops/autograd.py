@@ -22,7 +22,7 @@ from .._compat import (
     dispatch_modes,
     forward_ad_active,
     functorch_active,
-    is_legacy_batched,
+    has_storage,
     is_traced,
     single_level,
     will_engine_execute,
@@ -85,7 +85,7 @@ class Contraction(torch.autograd.Function):
             return None, grad_first, grad_second, grad_bias
         alone = torch.compiler.is_compiling() or functorch_active()  # no autograd engine runs that could be asked
         needs = ctx.needs_input_grad[1:] if alone else _needed(ctx)
-        if cotangent is None or not any(needs):
+        if cotangent is None:
             return (None,) * 4
         with resume(call.request):
             return (None, *_gradients(call.form, call.yields, cotangent, first, second, needs))
@@ -112,10 +112,9 @@ def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
         and cotangent.__class__ is Tensor
         and generation[0] == plan.generation
         and not _recording()
-        and not functorch_active()
         and not dispatch_modes()
-        and not cotangent._is_zerotensor()
-        and not is_legacy_batched(cotangent)
+        and has_storage(cotangent)
+        and cotangent.data_ptr() != 0
         and flags(cotangent) == plan.flags
     )
 
