@@ -119,6 +119,19 @@ def test_complex_numbers_of_32_bits(convolve: str) -> None:
     assert all(torch.equal(a.to(torch.complex64), c) for a, c in zip(got, want, strict=True))
 
 
+def test_what_a_kernel_returns_as_a_view_may_be_changed_in_place() -> None:
+    def cropped(kernel: Any, *_: Any) -> Any:
+        return lambda *args: torch.nn.functional.pad(kernel(*args), (0, 1))[..., :-1]
+
+    engine.register(around(ReferenceBackend, cropped, name="cropped"))
+    x, w, _ = operands()
+    want = torch.autograd.grad(torch.conv2d(x, w).relu_().sum(), (x, w))
+    with convgrad.use_backend(forward="cropped"):
+        y = convgrad.conv2d(x, w)
+    assert y.stride()[2] == 5
+    torch.testing.assert_close(torch.autograd.grad(y.relu_().sum(), (x, w)), want)
+
+
 # ---- only what is needed -------------------------------------------------------------------------
 
 

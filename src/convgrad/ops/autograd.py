@@ -62,7 +62,8 @@ class Contraction(torch.autograd.Function):
         _, needs_first, needs_second, _ = ctx.needs_input_grad
         ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
         if call.__class__ is Plan:
-            return call.contract(first, second, bias)
+            output = call.contract(first, second, bias)
+            return _no_view(output) if output._is_view() else output
         if not call.transformed:
             return call.below(first, second, bias)
         ctx.save_for_forward(first, second)
@@ -99,6 +100,15 @@ class Contraction(torch.autograd.Function):
         operands = dict(zip(roles, tensors, strict=True))
         moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
         return add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
+
+
+_VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
+
+
+def _no_view(output: Tensor) -> Tensor:
+    """The same memory as a tensor of its own: autograd refuses to change in place what a kernel returned as a view."""
+    with _C._ExcludeDispatchKeyGuard(_VIEWS):
+        return torch.ops.aten.alias.default(output)
 
 
 apply = apply_of(Contraction)
