@@ -10,6 +10,7 @@ from convgrad.engine import plan_for
 from convgrad.models import accelerate, accelerate_, worth
 
 from .modules import OURS, fingerprint, image, same
+from .taken_over import world_of_one
 
 pytestmark = pytest.mark.usefixtures("brief_trial")
 
@@ -101,6 +102,18 @@ def test_a_model_that_cannot_be_copied_is_tried_itself():
     assert torch.equal(model[1].running_mean, before)
     assert model.training
     assert not model[0]._forward_pre_hooks
+
+
+def test_the_parameters_of_a_sharded_model_are_those_that_are_trained(tmp_path):
+    from torch.distributed.fsdp import fully_shard
+
+    with world_of_one(tmp_path):
+        model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+        for module in (model[0], model):
+            fully_shard(module, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        before = [*model.parameters()]
+        accelerate_(model, example_inputs=image())
+        assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
 
 
 class Counts(NoCopy):

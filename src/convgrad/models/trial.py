@@ -97,8 +97,11 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
                     if buffer._version != version:  # others may be expanded, and cannot be written to
                         buffer.copy_(value)
     finally:
+        fsdp = sys.modules.get("torch.distributed.fsdp")
         for module, training in modes:
             module.training = training
+            if fsdp and isinstance(module, fsdp.FSDPModule):
+                module.reshard()  # its parameters were gathered for a backward that does not come
 
 
 @contextmanager

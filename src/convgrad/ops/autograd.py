@@ -61,11 +61,10 @@ class Contraction(torch.autograd.Function):
         ctx.call = call
         _, needs_first, needs_second, _ = ctx.needs_input_grad
         ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
-        if call.__class__ is Plan:
-            output = call.contract(first, second, bias)
-            return _no_view(output) if output._is_view() else output
         if not call.transformed:
-            return call.below(first, second, bias)
+            compute = call.contract if call.__class__ is Plan else call.below
+            output = compute(first, second, bias)
+            return _no_view(output) if output._is_view() else output
         ctx.save_for_forward(first, second)
         ctx.set_materialize_grads(False)  # a zero in place of a tangent would be contracted like any other
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the functorch levels below this one
