@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from convgrad.models.worth import Seen, worth_replacing
+from convgrad.engine import plan_for
+from convgrad.models import worth
+from convgrad.models.worth import Seen, linear_may_gain, worth_replacing
 from convgrad.problem import ConvProblem
 
 
@@ -46,3 +48,15 @@ def test_on_a_cpu_it_may_if_autocast_is_on(autocast: bool) -> None:
 
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         assert worth_replacing(torch.nn.Conv2d(8, 8, 3), None, chosen) == autocast
+
+
+@pytest.mark.parametrize(("lacking", "expected"), [("", False), ("all", True)])
+def test_under_autocast_pytorch_computes_a_linear_layer_if_the_processor_can(
+    monkeypatch: pytest.MonkeyPatch, lacking: str, expected: bool
+) -> None:
+    monkeypatch.setattr(worth, "cpu_lacks", lambda dtype: lacking)
+    monkeypatch.setattr(worth, "beats_matmul", lambda plan: True)
+    layer, seen = torch.nn.Linear(512, 512), [Seen((4096, 512), False)]
+    assert linear_may_gain(layer, seen, plan_for)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear_may_gain(layer, seen, plan_for) == expected

@@ -84,7 +84,7 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
     Its own ``train`` and ``eval``, which may do more (a LoRA layer adds its weights), are not called.
     """
     device = _device(model)
-    modes = [(m, m.training) for m in model.modules()]
+    modes: list[tuple[Any, bool]] = [(m, m.training) for m in model.modules()]
     buffers = [(b, b.clone(), b._version) for b in model.buffers() if not (nn.parameter.is_lazy(b) or b.is_inference())]
     try:
         with torch.no_grad(), no_number_drawn(device):
@@ -97,7 +97,7 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
                     if buffer._version != version:  # others may be expanded, and cannot be written to
                         buffer.copy_(value)
     finally:
-        fsdp = sys.modules.get("torch.distributed.fsdp")
+        fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         for module, training in modes:
             module.training = training
             if fsdp and isinstance(module, fsdp.FSDPModule):

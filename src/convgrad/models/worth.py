@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._compat import channels_last_of, suggests_channels_last
+from .._compat import channels_last_of, cpu_lacks, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
 from ..engine import BY_RULE, Plan, beats_matmul, get_backend, linear_gains
@@ -84,8 +84,12 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
 def linear_may_gain(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor) -> bool:
     """Whether a linear layer may be faster as a pointwise convolution, on a CPU.
 
-    Where measuring is on, it is found out when the layer runs.
+    Where measuring is on, it is found out when the layer runs. Under autocast it is PyTorch's, unless the processor
+    lacks the arithmetic.
     """
+    by_autocast = autocast_dtype("cpu")
+    if by_autocast and not cpu_lacks(by_autocast):
+        return False
     weight, has_bias = module.weight, module.bias is not None
     n, c = weight.shape
     rows = _ROWS if seen is None else {prod(s.shape[:-1]) for s in seen}
