@@ -71,6 +71,6 @@ def _is_atens(problem: ConvProblem, outputs: Outputs, device: torch.device) -> b
     """Whether ATen is chosen: on a CPU, where Inductor gives it channels_last, also if the rules choose it there."""
     plan = plan_for(problem, outputs, device)
     ruled = all(step.backend.name == "aten" or step.reason.startswith(BY_RULE) for step in plan.steps)
-    if device.type == "cpu" and ruled:
-        plan = plan_for(problem.replace(memory_format=channels_last_of(problem.ndim)), outputs, device)
-    return plan.aten
+    if plan.aten or device.type != "cpu" or not ruled:
+        return plan.aten
+    return plan_for(problem.replace(memory_format=channels_last_of(problem.ndim)), outputs, device).aten
