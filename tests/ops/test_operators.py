@@ -59,6 +59,13 @@ def test_opcheck(op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Non
     assert len(results) == 4
 
 
+def test_what_the_function_crops_is_refused_by_the_operator_as_by_atens() -> None:
+    call = torch.ones(1, 2, 8), torch.ones(3, 2, 3), None, [1], [-1], [1], False, [0], 1
+    assert convgrad.convolution(*call).shape == (1, 3, 4)
+    with pytest.raises(convgrad.ShapeError, match="negative padding"):
+        torch.ops.convgrad.convolution(*call)
+
+
 def test_schemas_are_those_of_aten() -> None:
     for name in ("convolution", "convolution_backward"):
         ours = str(getattr(ops, name).default._schema).removeprefix("convgrad::")

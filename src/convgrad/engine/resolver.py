@@ -113,7 +113,7 @@ def resolve(
     Raises:
         ConvgradError: the operands do not belong together, or no backend can.
     """
-    found = find(op, raw, a, b, c, memory_format, True)
+    found = find(f"convgrad::{op}", raw, a, b, c, memory_format, True)
     return found if isinstance(found, Plan) else make(found, op, raw, a, b, c, memory_format)
 
 

@@ -246,7 +246,7 @@ def _known(op: str, raw: tuple[Any, ...], *operands: Any) -> Plan | None:
 
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
-    if plan := _known("convolution", arguments, input, weight, bias):
+    if plan := _known("convgrad::convolution", arguments, input, weight, bias):
         return plan.contract(input, weight, bias)
     refuse_nested(input, weight, bias)
     if lowering.any_subclass(input, weight, bias):
@@ -274,7 +274,7 @@ def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
     """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
-    if plan := _known("convolution_backward", (bias_sizes, *arguments), grad_output, input, weight):
+    if plan := _known("convgrad::convolution_backward", (bias_sizes, *arguments), grad_output, input, weight):
         return plan.gradients(grad_output, input, weight)
     refuse_nested(grad_output, input, weight)
     if lowering.any_subclass(grad_output, input, weight):
