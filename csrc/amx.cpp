@@ -14,7 +14,8 @@
 // Operands are packed in panels of 16 rows or columns, cut into steps of 32 k: three tiles, one for each part. The
 // inner operand is packed for as many steps as the second-level cache holds; of the outer one two panels at a time,
 // which are multiplied by all of the inner one's. The pixels are the inner operand; for grad_weight the side with fewer
-// channels.
+// channels. A weight for many pixels is packed beforehand; then so few pixels are taken at a time that all their
+// channels are multiplied at once, and results are written once.
 //
 // What limits it: with fewer than some 100 channels on either side packing, else the power that the tiles draw:
 // products of random numbers take 1.2 times as long as products of zeros.
@@ -37,9 +38,13 @@ namespace {
 
 constexpr int64_t kEdge = 16, kStep = 32;  // rows or columns of a tile; k of a step
 constexpr int64_t kTile = kEdge * kStep, kParts = 3 * kTile;
+constexpr int64_t kStepBytes = kParts * 2;
 constexpr int64_t kMostSteps = 16;         // that are packed at once
 constexpr int64_t kMostPanels = 64;        // of pixels, for which the weight is packed once
 constexpr int64_t kInnerBytes = 3 << 19;   // of the inner operand
+// Where the weight is packed beforehand: the most steps and panels of pixels that are multiplied at once, and the bytes
+// of both; and of the weight.
+constexpr int64_t kCachedSteps = 32, kCachedPanels = 32, kCachedBytes = 1 << 20, kMostWeight = 1 << 25;
 constexpr int64_t kFewSums = 1 << 18;      // bytes of grad_weight that each thread may add up for itself
 
 // All eight tiles whole, while this lives; then the configuration that the thread had.
@@ -156,9 +161,12 @@ void copy(const Place& to, const Place& from, int64_t rows, int64_t columns) {
 
 // R x C tiles, from two panels or one on either side. Where `fetch` is set, what is written is not in the cache yet:
 // its lines are fetched a few at a time.
+//
+// A core that has run no floating-point instruction but those of tiles for some 2000 cycles takes 700 to store a tile,
+// a third of a block of 6 steps (Granite Rapids); an addition in each step keeps it awake.
 template <int R, int C>
-void multiply(const uint16_t* left, const uint16_t* right, int64_t panel, int64_t steps, const Place (&from)[2][2],
-              const Place (&to)[2][2], bool fetch) {
+void multiply(const uint16_t* left, int64_t left_panel, const uint16_t* right, int64_t right_panel, int64_t steps,
+              const Place (&from)[2][2], const Place (&to)[2][2], bool fetch) {
   _tile_loadd(0, from[0][0].at, from[0][0].row_bytes());
   if constexpr (C > 1) _tile_loadd(1, from[0][1].at, from[0][1].row_bytes());
   if constexpr (R > 1) _tile_loadd(2, from[1][0].at, from[1][0].row_bytes());
@@ -166,11 +174,11 @@ void multiply(const uint16_t* left, const uint16_t* right, int64_t panel, int64_
 
   auto load_left = [&](int part) {
     _tile_loadd(4, left + part * kTile, 64);
-    if constexpr (R > 1) _tile_loadd(5, left + panel + part * kTile, 64);
+    if constexpr (R > 1) _tile_loadd(5, left + left_panel + part * kTile, 64);
   };
   auto load_right = [&](int part) {
     _tile_loadd(6, right + part * kTile, 64);
-    if constexpr (C > 1) _tile_loadd(7, right + panel + part * kTile, 64);
+    if constexpr (C > 1) _tile_loadd(7, right + right_panel + part * kTile, 64);
   };
   auto add_products = [] {
     _tile_dpbf16ps(0, 4, 6);
@@ -179,10 +187,12 @@ void multiply(const uint16_t* left, const uint16_t* right, int64_t panel, int64_
     if constexpr (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
   };
   const int64_t each = ceil_div(kEdge, most(1, steps - 1));
+  __m128 zero = _mm_setzero_ps();  // to be added to itself
   for (int64_t k = 0, line = fetch ? 0 : kEdge; k < steps; ++k, left += kParts, right += kParts) {
     for (const int64_t last = least(kEdge, line + each); line < last; ++line)
       for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) __builtin_prefetch(to[r][c].at + line * to[r][c].row, 1);
+    asm volatile("addss %0, %0" : "+x"(zero));
     // The largest products last: the sum of the others is rounded less.
     load_left(0), load_right(2), add_products();
     load_right(1), add_products();
@@ -200,8 +210,8 @@ void multiply(const uint16_t* left, const uint16_t* right, int64_t panel, int64_
 
 // The tiles of one or two panels on either side. They begin as `start(i, j)` says, or, if that is null, as they are.
 template <class Start, class Results>
-void multiply_block(const uint16_t* left, Range rows, const uint16_t* right, Range columns, int64_t panel,
-                    int64_t steps, const Start* start, const Results& results) {
+void multiply_block(const uint16_t* left, int64_t left_panel, Range rows, const uint16_t* right, int64_t right_panel,
+                    Range columns, int64_t steps, const Start* start, const Results& results) {
   alignas(64) float edge[2][2][kEdge * kEdge];  // for tiles that are not whole
   Place from[2][2], to[2][2], place[2][2];
   for (int r = 0; r < rows.size(); ++r)
@@ -213,7 +223,7 @@ void multiply_block(const uint16_t* left, Range rows, const uint16_t* right, Ran
     }
   const auto kernel = rows.size() > 1 ? (columns.size() > 1 ? multiply<2, 2> : multiply<2, 1>)
                                       : (columns.size() > 1 ? multiply<1, 2> : multiply<1, 1>);
-  kernel(left, right, panel, steps, from, to, start != nullptr);
+  kernel(left, left_panel, right, right_panel, steps, from, to, start != nullptr);
   for (int r = 0; r < rows.size(); ++r)
     for (int c = 0; c < columns.size(); ++c)
       if (const Place& p = place[r][c]; !p.whole()) copy(p, to[r][c], p.rows, p.columns);
@@ -229,6 +239,7 @@ struct AmxPlan : convgrad_plan {
   int64_t segments, parts;   // of the pixels, and of the outer operand's panels: one of each is an item
   Memory memory;
   Array<uint16_t> inner, outer;  // of each thread
+  Array<uint16_t> weight;        // of all, where it is packed beforehand
   Array<float> start, partial;
 
   int64_t image_steps() const { return ceil_div(pixels, kStep); }
@@ -251,16 +262,24 @@ bool takes(const convgrad_problem& q) {
 
 // So many steps of `panels` fit into the cache.
 int64_t cached_steps(int64_t panels) {
-  return most(4, least(kMostSteps, kInnerBytes / (panels * kParts * int64_t(sizeof(uint16_t)))));
+  return most(4, least(kMostSteps, kInnerBytes / (panels * kStepBytes)));
 }
 
 void plan_results(AmxPlan& p) {
   p.steps = ceil_div(p.sources, kStep);
+  p.chunk = ceil_div(p.steps, ceil_div(p.steps, kCachedSteps));
+  const int64_t cached = least(kCachedPanels, kCachedBytes / (p.chunk * kStepBytes));
+  const int64_t bytes = p.outers() * p.steps * kStepBytes;
+  const bool beforehand = p.inners() > cached && p.inners() >= kCachedPanels && bytes <= kMostWeight;
   // The threads share out the longer operand: each packs all of the other one. There may be few pixels.
   const bool shares_pixels = p.inners() >= p.outers();
-  p.segments = least(p.inners(), round_up(ceil_div(p.inners(), kMostPanels), shares_pixels ? p.threads : 1));
-  p.parts = p.segments < p.threads && !shares_pixels ? least(p.outers(), p.threads) : 1;
-  p.chunk = ceil_div(p.steps, ceil_div(p.steps, cached_steps(ceil_div(p.inners(), p.segments))));
+  const int64_t segments = ceil_div(p.inners(), beforehand ? cached : kMostPanels);
+  p.segments = least(p.inners(), round_up(segments, shares_pixels ? p.threads : 1));
+  p.parts = p.segments % p.threads && !shares_pixels ? least(p.outers(), p.threads) : 1;
+  if (beforehand)
+    p.weight = p.memory.shared.add<uint16_t>(p.outers() * p.steps * kParts);
+  else
+    p.chunk = ceil_div(p.steps, ceil_div(p.steps, cached_steps(ceil_div(p.inners(), p.segments))));
   p.start = p.memory.shared.add<float>(p.outers() * kEdge * (p.channels_last ? 1 : kEdge));
 }
 
@@ -279,7 +298,7 @@ void plan_sums(AmxPlan& p) {
 class Call {
  public:
   Call(const AmxPlan& plan, const convgrad_tensors& tensors, char* memory)
-      : p(plan), t(tensors), memory_(memory), start_(plan.start.in(memory)) {}
+      : p(plan), t(tensors), memory_(memory), start_(plan.start.in(memory)), weight_(plan.weight.in(memory)) {}
 
   // False where an operand has an infinity or a NaN: then the results are to be computed anew.
   bool run(int threads) {
@@ -294,7 +313,7 @@ class Call {
       p.sums ? sum_weight(own, item, partial) : compute(own, item);
     };
     run_items(
-        threads, p.sums ? 0 : p.outers(), [&](Range panels) { fill_start(panels); }, p.segments * p.parts, scratch, run,
+        threads, p.sums ? 0 : p.outers(), [&](Range panels) { prepare(panels); }, p.segments * p.parts, scratch, run,
         partial ? p.all_sums() : 0, add_up);
     return !infinite_;
   }
@@ -365,6 +384,10 @@ class Call {
     });
   }
 
+  void prepare(Range panels) {
+    fill_start(panels);
+    if (weight_) pack_weight(weight_ + panels.low * p.steps * kParts, panels, {0, p.steps});
+  }
   // What results begin with: the bias, of every pixel's channels or of a channel's pixels.
   void fill_start(Range panels) {
     const float* bias = static_cast<const float*>(t.bias);
@@ -375,19 +398,19 @@ class Call {
 
   // The product of an inner operand that is packed and an outer one, of which `outer(panels)` gives one or two.
   template <class Outer, class Start, class Results>
-  void multiply_panels(Range outers, const Outer& outer, const uint16_t* inner, Range inners, int64_t steps,
-                       const Start* start, const Results& results) {
-    const int64_t panel = steps * kParts;
+  void multiply_panels(Range outers, const Outer& outer, int64_t outer_panel, const uint16_t* inner, Range inners,
+                       int64_t steps, const Start* start, const Results& results) {
+    const int64_t inner_panel = steps * kParts;
     for (Range two = outers; two.low < outers.high; two.low = two.high) {
       two.high = least(two.low + 2, outers.high);
       const uint16_t* const packed = outer(two);
       for (Range now = inners; now.low < inners.high; now.low = now.high) {
         now.high = least(now.low + 2, inners.high);
-        const uint16_t* const other = inner + (now.low - inners.low) * panel;
+        const uint16_t* const other = inner + (now.low - inners.low) * inner_panel;
         if (p.outer_left()) {
-          multiply_block(packed, two, other, now, panel, steps, start, results);
+          multiply_block(packed, outer_panel, two, other, inner_panel, now, steps, start, results);
         } else {
-          multiply_block(other, now, packed, two, panel, steps, start, results);
+          multiply_block(other, inner_panel, now, packed, outer_panel, two, steps, start, results);
         }
       }
     }
@@ -412,10 +435,12 @@ class Call {
     in_chunks({0, p.steps}, [&](Range now) {
       pack_pixels(p.inner.in(own), pixels, now);
       auto weight = [&](Range panels) {
+        if (weight_) return weight_ + (panels.low * p.steps + now.low) * kParts;
         pack_weight(p.outer.in(own), panels, now);
         return p.outer.in(own);
       };
-      multiply_panels(outers, weight, p.inner.in(own), pixels, now.size(), now.low ? nullptr : &start, results);
+      multiply_panels(outers, weight, (weight_ ? p.steps : now.size()) * kParts, p.inner.in(own), pixels, now.size(),
+                      now.low ? nullptr : &start, results);
     });
   }
 
@@ -436,8 +461,8 @@ class Call {
         pack_channels(p.outer.in(own), panels, now, p.outer_left());
         return p.outer.in(own);
       };
-      multiply_panels(outers, outer, p.inner.in(own), inners, now.size(), now.low > steps.low ? nullptr : &start,
-                      results);
+      multiply_panels(outers, outer, now.size() * kParts, p.inner.in(own), inners, now.size(),
+                      now.low > steps.low ? nullptr : &start, results);
     });
   }
 
@@ -445,6 +470,7 @@ class Call {
   const convgrad_tensors& t;
   char* const memory_;
   float* const start_;
+  uint16_t* const weight_;
   std::atomic<bool> infinite_{false};
 };
 
