@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ContextDecorator
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,9 @@ from ._compat import fp32_precision, saved_tensors_hooks
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
 measuring: list[float | None] = [None]
+#: How many measurements this process has added, and how many it had when `measure` last changed something: choices that
+#: were made before must be made again then.
+measured: list[int] = [0, 0]
 _USUAL_SHARE = 0.05
 
 
@@ -60,6 +66,7 @@ def flags(like: Tensor) -> object:
         deterministic(),
         benchmark(),
         measuring[0],
+        measured[1],
         fp32_precision(library, "conv"),
         fp32_precision(library, "matmul"),
     )
@@ -68,10 +75,11 @@ def flags(like: Tensor) -> object:
     return *usual, _cudnn(), _cudnn_deterministic(), capturing()
 
 
-class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is
+class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is
     """Measure which backend is fastest for each problem, here and now, and remember it on this machine.
 
-    It applies to the whole process from the call on, or until the end of a ``with`` block.
+    It applies to the whole process from the call on, or until the end of a ``with`` block or of a function that it
+    decorates.
     ``torch.backends.cudnn.benchmark = True`` does the same. ``measure(False)`` freezes the choices: what was measured
     before is used, and nothing more is measured. Under deterministic algorithms, and while a CUDA graph is captured,
     nothing is measured either.
@@ -99,11 +107,26 @@ class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_
             raise TypeError(f"share is a number, got {share!r}")
         if not share > 0:
             raise ValueError(f"share={share} must be positive; measure(False) measures nothing")
-        self._before = measuring[0]
-        measuring[0] = None if on is None else float(share) if on else 0.0
+        self._share = None if on is None else float(share) if on else 0.0
+        self._before = [measuring[0]]
+        self._applies = True  # from the call on, until the first block begins
+        _set(self._share)
+
+    def __call__(self, function: Any) -> Any:
+        """Measure while the function runs, and not before."""
+        self._applies = False
+        _set(self._before.pop())
+        return super().__call__(function)
 
     def __enter__(self) -> None:
-        pass
+        if not self._applies:
+            self._before.append(measuring[0])
+            _set(self._share)
+        self._applies = False
 
     def __exit__(self, *exception: object) -> None:
-        measuring[0] = self._before
+        _set(self._before.pop())
+
+
+def _set(share: float | None) -> None:
+    measuring[0], measured[1] = share, measured[0]

@@ -21,6 +21,25 @@ from .measuring import BOTH, CPU, Fake, P, W, X, certainly_known, chosen, everyt
 pytestmark = pytest.mark.usefixtures("folder")
 
 
+def test_what_a_block_measured_is_used_behind_it_and_explained():
+    register(Fake("fast"))
+    layer = convgrad.nn.Conv2d(72, 8, 3, padding=1)
+    known = Measurement.of({"times": {"aten": [2e-3], "fast": [1e-3]}, "wrong": {}})
+
+    def computed_by() -> list[str]:
+        with convgrad.trace() as ran:
+            layer(X.clone().requires_grad_()).sum().backward()
+        return [record.backend for record in ran.records]
+
+    assert computed_by() == ["aten", "aten"]
+    with convgrad.measure():
+        for outputs in (("forward",), (*BOTH, "grad_bias")):
+            measurements.add(P.replace(has_bias=outputs == ("forward",)), outputs, CPU, known)
+    assert computed_by() == ["fast", "fast"]
+    explained = convgrad.explain(layer, X).chosen()
+    assert [explained[output] for output in ("forward", *BOTH)] == ["fast"] * 3
+
+
 # ---- candidates ------------------------------------------------------------------------------------
 
 

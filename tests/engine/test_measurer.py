@@ -102,6 +102,22 @@ def test_a_deterministic_run_does_not_depend_on_what_was_measured():
         assert chosen() == ("aten", "no rule prefers another backend")
 
 
+def test_one_setting_for_several_blocks_and_as_a_decorator():
+    setting = measure(share=2)
+    for _ in range(2):
+        with setting, setting:
+            assert measuring_share(CPU) == 2
+        assert measuring_share(CPU) == 0
+
+    @measure(share=3)
+    def share() -> float:
+        return measuring_share(CPU)
+
+    assert measuring_share(CPU) == 0
+    assert share() == share() == 3
+    assert measuring_share(CPU) == 0
+
+
 def test_as_a_setting_it_lasts_and_as_a_block_it_ends():
     assert measuring_share(CPU) == 0
     with measure():

@@ -214,7 +214,8 @@ def _answers(
     elif left:
         steps = [Step(backends()["aten:matmul"], (output,), left) for output in together if output != "grad_bias"]
     else:
-        steps = choose(problem, together, place, request, stored=machine.is_here)
+        asked = problem if problem.bias_pass in together else problem.replace(has_bias=False)  # as a plan asks
+        steps = choose(asked, together, place, request, stored=machine.is_here)
     answers: list[Answer] = []
     for output in together:
         step = next((s for s in steps if output in s.outputs), None)

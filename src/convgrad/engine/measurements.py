@@ -20,6 +20,7 @@ import torch
 
 from ..backends import Backend
 from ..problem import ConvProblem, Output, Outputs, passes_of
+from ..settings import measured
 from ..sizes import output_length
 from . import store
 from .environment import environment, kind_of_machine
@@ -177,6 +178,7 @@ def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measu
     where = environment(device)
     found = _merge(key_of(problem, outputs, where), new, where)
     _merge(key_of(similar(problem), outputs, where, about=True), new, where)
+    measured[0] += 1
     return found
 
 
