@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -73,6 +74,14 @@ def test_a_model_accelerated_twice_says_so_and_the_first_report_restores():
     first.restore()
     first.restore()
     assert type(model[0]) is nn.Conv2d
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    one, x = np.int64(1), torch.randn(2, 64, 16, 16)
+    model = nn.Sequential(nn.Conv2d(64, 64, 1, stride=(one, one)), nn.Conv2d(64, 64, 5, padding=one + 1, groups=64))
+    expected = model(x)
+    assert "1" in convgrad.accelerate_(model).replaced
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_hooks_run_and_stay():

@@ -119,15 +119,19 @@ def problem_of_module(
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> ConvProblem:
     """The problem that a convolution module computes for an input of this shape, batch included."""
-    d, transposed = len(module.kernel_size), bool(getattr(module, "transposed", False))
+    kernel, transposed = tuple(map(int, module.kernel_size)), bool(getattr(module, "transposed", False))
+    d = len(kernel)
     channels = (module.in_channels, module.out_channels) if transposed else (module.out_channels, module.in_channels)
-    weight_shape = (channels[0], channels[1] // module.groups, *module.kernel_size)
+    weight_shape = (channels[0], channels[1] // module.groups, *kernel)
     pairs = functional.sides_of(module)
     if getattr(module, "padding_mode", "zeros") != "zeros":
         spatial = (n + low + high for n, (low, high) in zip(input_shape[2:], pairs, strict=True))
         input_shape, pairs = (*input_shape[:2], *spatial), ((0, 0),) * d
     padding, output_padding = [p for pair in pairs for p in pair], getattr(module, "output_padding", (0,) * d)
-    g = conv_geometry(weight_shape, module.stride, padding, module.dilation, transposed, output_padding, module.groups)
+    sizes = module.stride, padding, module.dilation, output_padding
+    # Of plain numbers: a model's sizes may be numpy's, which not all functions of PyTorch take.
+    stride, padding, dilation, output_padding = (tuple(map(int, size)) for size in sizes)
+    g = conv_geometry(weight_shape, stride, padding, dilation, transposed, output_padding, module.groups)
     shape = convolution_shape(input_shape, weight_shape, None, g)
     has_bias = getattr(module, "bias", None) is not None
     return problem_of(input_shape, weight_shape, shape, g, dtype=dtype, memory_format=memory_format, has_bias=has_bias)
