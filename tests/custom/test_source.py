@@ -60,7 +60,8 @@ def test_an_object_that_calls_a_function_is_more_than_that() -> None:
         return x * 2
 
     kernels = [Scaled(double, 2), Scaled(double, 3), Scaled(lambda x: x, 2), Negated(double, 2)]
-    assert len({fingerprint([k]) for k in kernels} - {None}) == 4
+    kernels += [kernels[0].__call__, kernels[1].__call__]
+    assert len({fingerprint([k]) for k in kernels} - {None}) == 6
     assert fingerprint([cache(double)]) == fingerprint([cache(double)]) != fingerprint([cache(lambda x: x)])
     assert fingerprint([cache(double)]) is not None
 
@@ -85,8 +86,12 @@ def test_closures_and_partials() -> None:
     zero, one = torch.zeros(3), torch.ones(3)
     assert fingerprint([make(1, zero)]) == fingerprint([make(1, zero.clone())])
     assert len({fingerprint([make(1, zero)]), fingerprint([make(2, zero)]), fingerprint([make(1, one)])}) == 3
-    assert fingerprint([partial(max, 1)]) != fingerprint([partial(max, 2)])
-    assert fingerprint([((8,), 4)]) != fingerprint([((8, 4),)])
+    others = [
+        (partial(max, 1), partial(max, 2)), (partial(max, key=abs), partial(max, key=len)), (((8,), 4), ((8, 4),)),
+        ({"a": 1}, {"b": 1}), (zero, torch.zeros(1, 3)), (lambda x, *, n=1: x, lambda x, *, n=2: x),
+    ]  # fmt: skip
+    for one, other in others:
+        assert None is not fingerprint([one]) != fingerprint([other])
 
 
 def test_another_process_has_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,12 +67,17 @@ def test_a_slow_one_is_told_once(measured: list[Any]) -> None:
     assert (len(store.items("speed")), store.items("verified")) == (1, verified)  # `info` counts the latter
     again = convgrad.register("mine", **options)  # a script that runs again
     assert (again.timings, len(measured)) == (backend.timings, count)
+    changes: list[dict[str, Any]] = [{"forward": partial(slow)}, {"problems": ["g8mb2ic8ih9oc8kh3"]}]
+    for n, change in enumerate(changes, 2):
+        convgrad.register("mine", **options | change)
+        assert len(store.items("speed")) == n
 
 
-def test_not_preferred_it_is_said_and_no_warning(measured: list[Any]) -> None:
+def test_not_preferred_it_is_said_and_no_warning(measured: list[Any], recwarn: pytest.WarningsRecorder) -> None:
     backend = convgrad.register("mine", forward=slow, accepts=depthwise, prefer=False, seconds=1)
     assert measured
     assert max(t.speed for t in backend.timings) < 0.5
+    assert not recwarn
 
 
 def test_an_interpreter_is_not_timed(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,6 +339,11 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, takes = make(5)
     convgrad.register("third", forward=kernel, accepts=takes, **options)
     assert checked == ["first", "third"]
+    for owner in (convgrad.custom.verified, torch):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, "__version__", "9.9")
+            convgrad.register("third", forward=kernel, accepts=takes, **options)
+    assert checked == ["first", *["third"] * 3]
 
 
 @pytest.mark.slow

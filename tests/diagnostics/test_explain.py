@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.check.broken import around
 from torch import nn
 
@@ -184,6 +186,22 @@ def test_a_model() -> None:
     assert "5 convolutions, 3 different" in str(e)
     assert "<table>" in e._repr_html_()
     assert json.loads(json.dumps(e.to_dict()))["layers"][1]["names"] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_a_layer_behind_one_that_raised_has_its_own_name() -> None:
+    class Catches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 3), nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with suppress(RuntimeError):
+                return self.first(x)
+            return self.second(x) + F.conv2d(x, self.second.weight)
+
+    e = explain(Catches(), torch.randn(2, 3, 9, 9))
+    assert isinstance(e, ModelExplanation)
+    assert sorted(name for layer in e for name in layer.names) == ["", "second"]
 
 
 def test_large_linear_layers_are_convolutions_on_a_cpu() -> None:

@@ -23,6 +23,7 @@ def test_roofline() -> None:
     one = Limits(1e9, 1e9, "float32", "test")
     depthwise = ConvProblem.parse("g32mb1ic32ih10oc32kh3ph1")  # 2 * 3200 + 288 floats, 57600 operations
     assert one.seconds(depthwise) == pytest.approx(57600e-9)
+    assert one.seconds(depthwise, ("grad_input", "grad_weight")) == pytest.approx(2 * 57600e-9)
     assert one.bound(depthwise) == "arithmetic"
     fast = Limits(1e9, 1e12, "float32", "test")
     assert fast.seconds(depthwise) == pytest.approx(4 * (6400 + 288) * 1e-9)
@@ -61,10 +62,12 @@ def test_measured_with_another_precision_is_another(monkeypatch) -> None:
 
 def test_measuring_again_only_raises(monkeypatch) -> None:
     monkeypatch.setattr(limits, "_best", lambda call, device, seconds=0.0: 1e-3)
-    fast = Limits(1e18, 1e21, "float32", "measured before")
-    limits._store(torch.float32, CPU, fast)
-    again = limits.measure_limits(torch.float32)
-    assert (again.bytes_per_second, again.flops_per_second) == (1e18, 1e21)
+    slow, fast = (2e3 * 2**26, 2e3 * 2048**3), (1e18, 1e21)  # of 64 MB, read and written, in a millisecond
+    for before, after in (((1.0, 1.0), slow), (fast, fast)):
+        limits._store(torch.float32, CPU, Limits(*before, "float32", "measured before"))
+        again = limits.measure_limits(torch.float32)
+        assert (again.bytes_per_second, again.flops_per_second) == after
+    assert limits.limits_of(Machine.here(), torch.float64) is None
 
 
 def test_what_is_no_measurement_is_none() -> None:

@@ -47,6 +47,7 @@ def test_a_layout_has_one_name_in_any_number_of_dimensions() -> None:
     with trace() as t, Usage() as usage:
         forward(ConvProblem.parse("ic2id5oc2kd3 channels_last"))
     assert [r.layout for r in (*t, *usage.rows)] == ["channels_last"] * 2
+    assert [r.milliseconds for r in t] == [r.seconds * 1e3 for r in usage.rows]
 
 
 def test_a_sweep_is_one_call() -> None:

@@ -99,6 +99,7 @@ def test_a_value_is_there_for_another_process(folder):
         "x": [1, 2.5, "ü", None, True]
     }
     another_process("store.write('choice', 'a key', 7); store.write('verified', 'a key', 8)")
+    assert store.obstacle() == ""
     assert (store.read("choice", "a key"), store.items("verified")) == (7, {"a key": 8})
 
 
@@ -119,7 +120,7 @@ def test_reading_alone_makes_no_file(folder):
 
 
 def test_off_keeps_values_in_this_process_alone(folder, monkeypatch):
-    monkeypatch.setenv("CONVGRAD_CACHE", "off")
+    monkeypatch.setenv("CONVGRAD_CACHE", "Off")
     store.write("choice", "k", 1)
     assert (store.read("choice", "k"), store.items("choice")) == (1, {"k": 1})
     assert another_process("print(store.folder(), store.read('choice', 'k'))") == "None None\n"
@@ -130,11 +131,21 @@ def test_off_keeps_values_in_this_process_alone(folder, monkeypatch):
     assert store.read("choice", "k") is None
 
 
-def test_without_the_variable_it_is_the_users_cache_folder(tmp_path):
+def test_without_the_variable_it_is_the_users_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("CONVGRAD_CACHE")
     home = {"HOME": str(tmp_path), "USERPROFILE": str(tmp_path), "LOCALAPPDATA": str(tmp_path), "XDG_CACHE_HOME": ""}
-    printed = another_process("print(store.folder())", CONVGRAD_CACHE="", **home)
+    printed = another_process("print(store.folder())", **home)
     assert printed.startswith(str(tmp_path))
     assert "convgrad" in printed
+
+
+def test_a_relative_folder_stays_where_it_was_first_named(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CONVGRAD_CACHE", "beside")
+    store.write("choice", "k", 1)
+    monkeypatch.chdir(folder.parent)
+    assert store.read("choice", "k") == 1
+    assert (folder / "beside" / FILE).is_file()
 
 
 def test_nothing_is_imported_before_it_is_needed():
@@ -169,10 +180,11 @@ def test_a_value_changed_by_hand_is_not_believed(folder, filled):
         connection.execute(f"UPDATE {table} SET value = '{{\"backend\": \"evil\"}}' WHERE key = 'g1mb3ic3'")
         connection.execute(f"UPDATE {table} SET key = 'moved' WHERE key = 'g1mb4ic3'")
         connection.execute(f"UPDATE {table} SET value = 5, checksum = 6 WHERE key = 'g1mb5ic3'")
+        connection.execute(f"UPDATE {table} SET kind = 'defect' WHERE key = 'g1mb6ic3'")
     connection.close()
-    kept = {key: value for key, value in ROWS.items() if key not in ("g1mb3ic3", "g1mb4ic3", "g1mb5ic3")}
+    kept = {key: value for key, value in ROWS.items() if key not in [f"g1mb{i}ic3" for i in range(3, 7)]}
     assert store.items("choice") == kept
-    assert store.read("choice", "moved") is None
+    assert (store.read("choice", "moved"), store.items("defect")) == (None, {})
 
 
 def test_a_damaged_file_is_started_anew_with_one_warning(folder, filled):
@@ -200,7 +212,7 @@ def test_columns_that_are_not_ours(folder):
     with sqlite3.connect(folder / FILE) as connection:
         connection.execute(f"CREATE TABLE {store._TABLE} (other TEXT)")
     connection.close()
-    with one_warning("cannot be used"):
+    with one_warning("cannot be used.*: what was measured cannot be read"):
         assert store.read("choice", "k") is None
         store.write("choice", "k", 1)
         assert (store.read("choice", "k"), store.items("choice")) == (1, {"k": 1})
@@ -245,6 +257,13 @@ def test_a_read_only_folder_keeps_values_in_memory_and_warns_once(read_only):
     assert store.items("choice") == {"k": 1}
 
 
+def test_a_damaged_file_in_a_read_only_folder(read_only):
+    file = store.folder() / FILE
+    file.chmod(0o644)
+    file.write_bytes(b"this is no database" * 1000)
+    assert unprivileged("print(store.read('choice', 'k'))") == "None\n1\n"
+
+
 def test_what_keeps_it_from_being_written_is_said_without_a_warning(read_only):
     assert unprivileged("print(store.obstacle())") == "attempt to write a readonly database\n0\n"
     assert store.obstacle() == "" or os.geteuid() != 0
@@ -257,13 +276,20 @@ def test_a_folder_that_cannot_be_made(folder, monkeypatch):
         assert store.read("choice", "k") is None
         store.write("choice", "k", 1)
         store.write("choice", "j", 2)
+        store.write("defect", "i", 3)
         assert store.items("choice") == {"j": 2, "k": 1}
-        assert store.forget() == 2
+        assert (store.unwritten("choice"), store.forget("choice"), store.forget()) == (2, 2, 1)
 
 
-def test_a_home_that_nobody_knows(monkeypatch):
-    monkeypatch.setenv("CONVGRAD_CACHE", "~nobody-of-this-name/x")
-    with one_warning("convgrad's store has no folder .*home directory"):
+@pytest.mark.parametrize(("named", "why"), [("~nobody-of-this-name/x", "home directory"), ("beside", "No such file")])
+@pytest.mark.skipif(os.name != "posix", reason="a working folder cannot be removed here")
+def test_a_folder_that_cannot_be_found(tmp_path, monkeypatch, named, why):
+    store._folder.cache_clear()
+    monkeypatch.setenv("CONVGRAD_CACHE", named)
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    with one_warning(f"convgrad's store has no folder .*{why}"):
         assert store.folder() is None
         store.write("choice", "k", 1)
         assert (store.read("choice", "k"), store.obstacle()) == (1, "")
@@ -343,6 +369,17 @@ def test_who_waits_to_be_alone_has_a_turn():
     finally:
         ended.set()
         other.join()
+
+
+def test_one_is_alone_in_a_new_folder_and_everybody_where_there_are_no_locks(folder, monkeypatch):
+    start = time.perf_counter()
+    monkeypatch.setenv("CONVGRAD_CACHE", str(folder / "new"))
+    with store.alone() as first, store.alone() as second:
+        assert (first, second) == (True, False)
+    assert time.perf_counter() - start < 1  # it does not wait unless it is told to
+    (folder / "new" / store._LOCK).write_text("no database" * 100)
+    with store.alone() as first, store.alone() as second:
+        assert (first, second) == (True, True)
 
 
 def test_a_forked_child_writes_as_its_parent_does():

@@ -135,6 +135,7 @@ def test_images_too_large_to_be_folded_in_scratch_memory(mode: str) -> None:
         g = torch.randn_like(y)
         got = torch.autograd.grad(y, [x, *layer.parameters()], g)
     assert [e.backend for e in traced.records] == ["native", "native (padded copy)"]
+    assert traced.records[1].kernel == "packed"
     z = of_copy(layer, x, ((1, 1), (1, 1)), layer.weight, layer.bias)
     torch.testing.assert_close(got, torch.autograd.grad(z, [x, *layer.parameters()], g))
 

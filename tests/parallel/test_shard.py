@@ -331,3 +331,7 @@ def test_dropout_of_channels_without_a_batch() -> None:
     )
     wholes = [y.full_tensor().flatten(1) for y in ys]
     assert all((y == y[:, :1]).all() and len(y.unique()) == 2 for y in wholes)
+    kept = shard_(nn.Dropout(0.3), mesh, Shard(0))(torch.ones(40, 4, dtype=torch.double)).full_tensor().max()
+    assert kept == F.dropout(torch.ones(40, 4, dtype=torch.double), 0.3).max()
+    for m in (nn.Dropout(1.0), nn.AlphaDropout(1.0)):
+        assert (shard_(m, mesh, Shard(0))(torch.ones(4, 4)).full_tensor() == 0).all()

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backends import COPY
 from ..diagnostics import Limits, Machine, limits_of
 from ..engine import Step, choose, get_backend, measure_now, reasons_against, trials
-from ..engine.ab_timer import Ratio, compare
+from ..engine.ab_timer import compare
 from ..problem import ConvProblem, Outputs
 from .app import say, say_table
 from .bench_models import WRITTEN, layers_of, models_named
@@ -135,8 +135,7 @@ def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
         "of_limit": limits and limits.seconds(p, outputs) / seen.seconds(chosen["measured"]),
     }
     for who, way in chosen.items():
-        speed = seen.speedup(way) if way != best else Ratio(1.0, 1.0, 1.0)
-        found |= {f"{who}_speed": speed.value, f"{who}_low": speed.low, f"{who}_high": speed.high}
+        found |= zip((f"{who}_speed", f"{who}_low", f"{who}_high"), seen.speedup(way), strict=True)
     return found
 
 

@@ -140,9 +140,9 @@ def _line(
     first = compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5)
     best = min(stock, key=first.median)
     seen = compare({way: calls[way] for way in ("mine", best)}, best, seconds=seconds / 2, device=device)
-    took, speed = seen.seconds("mine"), seen.speedup("mine")
+    took = seen.seconds("mine")
     return Line(
         str(problem), pass_, name, "" if small == problem else "checked at a reduced size",
         took * 1e3, problem.flops / took * 1e-9, least and least / took, seen.seconds(best) * 1e3,
-        "as given" if best == "aten" else best.removeprefix("aten:"), speed.value, speed.low, speed.high,
+        "as given" if best == "aten" else best.removeprefix("aten:"), *seen.speedup("mine"),
     )  # fmt: skip

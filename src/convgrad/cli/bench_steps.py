@@ -102,15 +102,8 @@ def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: 
     if not abs(losses[1] - losses[0]) < _SAME * abs(losses[0]):
         return {**found, "note": f"wrong: the losses are {losses[0]:.6g} and {losses[1]:.6g}"}
     seen = compare(calls, "stock", seconds=seconds, least_rounds=6)
-    speed = seen.speedup("ours")
-    return {
-        **found,
-        "stock_ms": seen.seconds("stock") * 1e3,
-        "ours_ms": seen.seconds("ours") * 1e3,
-        "speed": speed.value,
-        "low": speed.low,
-        "high": speed.high,
-    }
+    times = {"stock_ms": seen.seconds("stock") * 1e3, "ours_ms": seen.seconds("ours") * 1e3}
+    return {**found, **times, **dict(zip(("speed", "low", "high"), seen.speedup("ours"), strict=True))}
 
 
 def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:

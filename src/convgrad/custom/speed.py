@@ -11,8 +11,8 @@ import torch
 
 from .._compat import warn_user
 from ..check import default_problems, real_layers
-from ..engine import Step, choose, store, trials, without
-from ..engine.ab_timer import Ratio, compare, conditions, second_call
+from ..engine import Step, choose, measurements, store, trials, without
+from ..engine.ab_timer import Ratio, compare, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
 from .backend import CustomBackend, Timing, in_words
@@ -38,7 +38,7 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
         return ()
     device = torch.device("cpu" if backend.runs_on("cpu") else "cuda")
     texts = sorted(str(p) for p in named)
-    key = f"speed of {backend.name} {backend.version} on {conditions(device)}, {' '.join(texts)}"
+    key = f"speed of {backend.name} {backend.version} on {measurements.environment(device)}, {' '.join(texts)}"
     found = store.read("speed", key)
     if isinstance(found, list):
         return tuple(Timing(t[0], tuple(t[1]), *t[2:]) for t in found)
@@ -111,4 +111,4 @@ def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, devic
     else:
         ratio = compare(calls, "theirs", seconds=_EACH, device=device).speedup("mine")
     name = " and ".join(dict.fromkeys(s.backend.name for s in others))
-    return Timing(str(problem), outputs, name, ratio.value, ratio.low, ratio.high)
+    return Timing(str(problem), outputs, name, *ratio)

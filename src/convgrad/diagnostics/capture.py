@@ -190,7 +190,10 @@ def module_names(model: nn.Module, stack: list[Running], device_type: str = "") 
         def leave(_m: nn.Module, _args: Any, _result: Any) -> None:
             stack.pop()
 
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        handles += [
+            module.register_forward_pre_hook(enter, prepend=True),
+            module.register_forward_hook(leave, always_call=True),  # of one that raises, too
+        ]
     try:
         yield
     finally:

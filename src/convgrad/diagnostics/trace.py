@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..engine import Event, backends, observing
+from ..engine import Event, get_backend, observing
+from ..errors import UnknownNameError
 from ..problem import ConvProblem, shown_outputs
 from ..tables import counted, csv_text, html_table, text_table
 from .aten_rules import Machine
@@ -64,8 +65,10 @@ class Record:
 
 def kernel_of_event(event: Event) -> str:
     """Which of a backend's kernels ran; empty where it has one only."""
-    backend = backends().get(event.backend)
-    return "" if backend is None else backend.kernel_name(event.problem, event.outputs)
+    try:
+        return get_backend(event.backend).kernel_name(event.problem, event.outputs)
+    except UnknownNameError:  # it was removed meanwhile
+        return ""
 
 
 class Trace(Drawn):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..backends import built_in
 from . import measurements, store
-from .cache import generation, recall, remember
+from .cache import generation, plans, remember
 from .choice import BY_RULE, choose
 from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded

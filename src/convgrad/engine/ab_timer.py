@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, takewhile
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -38,8 +38,7 @@ _LEAST_BLOCK = 2e-4  # seconds; the clock is good to 1e-7
 _CACHE_BYTES = 256 << 20  # larger than the last-level cache of any device so far
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(NamedTuple):
     """A ratio of two times, with the interval that holds it at the stated confidence."""
 
     value: float

@@ -12,11 +12,6 @@ plans: dict[Any, Any] = {}
 generation: list[int] = [0]
 
 
-def recall(key: Any) -> Any:
-    """The plan that `remember` kept; None if there is none."""
-    return plans.get(key)
-
-
 def remember(key: Any, plan: Any, since: int) -> None:
     """Keep a plan; where there are too many, all others go.
 

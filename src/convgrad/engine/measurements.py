@@ -216,8 +216,7 @@ def forget() -> int:
     """Remove every measurement; of how many problems there were some."""
     reload()
     count = sum(summary().values())
-    store.forget(_KIND)
-    return count
+    return count if store.forget(_KIND) else 0
 
 
 def summary(keys: Iterable[str] | None = None) -> dict[str, int]:

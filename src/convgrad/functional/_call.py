@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
-from ..engine import Plan, find, make, observers, recall, remember
+from ..engine import Plan, find, make, observers, plans, remember
 from ..errors import ShapeError
 from ..ops import any_subclass, apply, autocast_dtype, autocast_is_on, cast, operator, run_gradient
 from ..shapes import check_rank
@@ -131,7 +131,7 @@ def _under_autocast(
     Args:
         key: tells the call before the cast, and the dtype, from all others.
     """
-    plan = recall(key)
+    plan = plans.get(key)
     if plan is not None and _is_pytorchs(plan, input, weight, bias):
         stride, padding, dilation, transposed, output_padding, groups = plan.arguments
         if transposed:

@@ -23,8 +23,8 @@ def dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool
     if not training or not p:
         return x
     unbatched = x.dim() < {"dropout1d": 3, "dropout3d": 5}.get(func.__name__, 0)  # PyTorch's rule; 2-d has none
-    keep = _kept(x, p, x.dim() if func.__name__ == "dropout" else 2 - unbatched)
-    return joined_like(x, local_of(x) * (keep / (1 - p) if p < 1 else keep).to(x.dtype))
+    keep = _kept(x, p, x.dim() if func.__name__ == "dropout" else 2 - unbatched).to(x.dtype)
+    return joined_like(x, local_of(x) * (keep / (1 - p) if p < 1 else keep))
 
 
 def alpha_dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool = False) -> DTensor:

@@ -179,8 +179,7 @@ def _compared(steps: dict[str, Call], seconds: float, first: float, device: torc
 def _variants(seen: Comparison) -> list[Variant]:
     found = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
     for name in list(seen.samples)[1:]:
-        r = seen.speedup(name)
-        found.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, (r.value, r.low, r.high))))
+        found.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, seen.speedup(name))))
     return found
 
 
