@@ -41,7 +41,7 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 #: Channels on both sides, and FLOPs of a pass and thread, from which AMX gains more than packing for it takes.
 _WIDE, _LARGE_PRODUCT = 96, 2e7
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
-_MANY_ROWS, _MEAN_SIZE = 5000, 300
+_MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
 
