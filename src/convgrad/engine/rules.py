@@ -160,8 +160,8 @@ def _beats_mkl(way: str, p: ConvProblem) -> bool:
     the input is; with many input features both are as fast as arithmetic lets them. Elsewhere 48 random layers were
     1.16x (one thread) and 1.20x (two) as fast on a Xeon with AVX-512, the least 0.97x. Without it nothing was measured.
 
-    AMX multiplies so fast that packing is much of the work where any size is small; 287 random layers that it computes
-    were 1.18x (one thread) and 1.12x (two) as fast, 8 of them below 0.95x.
+    AMX multiplies so fast that packing is much of the work where any size is small; 529 random layers that it computes
+    were 1.31x (one thread) and 1.22x (two) as fast, 10 of them below 0.95x.
     """
     rows, many = p.input_size[1], p.input_size[1] >= _MANY_ROWS
     if way == "native:amx":
