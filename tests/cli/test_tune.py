@@ -136,6 +136,9 @@ def test_a_scripts_convolutions_with_its_arguments(folder, capsys) -> None:
     )
     assert run(["tune", "train.py", "2"]) == 0
     assert counts() == each(SMALL)
+    with (folder / "train.py").open("a") as script:
+        script.write("sys.exit(3)\n")
+    assert run(["tune", "train.py", "2"]) == 3
 
 
 def test_every_count_is_of_problems(folder, capsys) -> None:

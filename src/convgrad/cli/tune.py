@@ -97,7 +97,7 @@ def tune(
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype, channels_last, place)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype, channels_last, place, data)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         data |= _tune(jobs, place)
@@ -111,16 +111,23 @@ def tune(
         say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
     if as_json:
         say_json("tune", data)
-    raise typer.Exit(130 if data.get("interrupted") else int(bool(lost) and export is None))
+    failed = data.get("script_status") or int(bool(lost) and export is None)
+    raise typer.Exit(130 if data.get("interrupted") else failed)
 
 
 # ---- what to measure -------------------------------------------------------------------------------
 
 
 def _jobs_of(
-    what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool, place: torch.device
+    what: str,
+    args: Sequence[str],
+    shape: str,
+    dtype: str,
+    channels_last: bool,
+    place: torch.device,
+    data: dict[str, Any],
 ) -> Iterator[Job]:
-    """The calls that training makes of what the command line names."""
+    """The calls that training makes of what the command line names; ``data`` gets a script's exit status."""
     from ..diagnostics import Machine
     from ..problem_text import DTYPES
     from .problem_arguments import read_problems
@@ -132,7 +139,7 @@ def _jobs_of(
         if given and listed:
             raise fail(f"{option} is for a model, and {what!r} is none")
     if script:
-        yield from _of_script(what, args)
+        yield from _of_script(what, args, data)
     elif listed:
         yield from jobs_of(read_problems([what])[0])
     else:
@@ -162,7 +169,7 @@ def _job(problem: ConvProblem, outputs: Outputs) -> Job:
     return Job((problem if problem.padding_mode == "zeros" else padded(problem)).replace(name=""), outputs)
 
 
-def _of_script(script: str, args: Sequence[str]) -> list[Job]:
+def _of_script(script: str, args: Sequence[str], data: dict[str, Any]) -> list[Job]:
     from ..models import Usage, run_script
 
     with Usage() as seen:
@@ -170,6 +177,7 @@ def _of_script(script: str, args: Sequence[str]) -> list[Job]:
     if not seen.rows:
         said = f"{script} computed no convolution in this process (its exit status is {status})"
         raise fail(said, "a script that starts others can measure in each of them: convgrad.measure()")
+    data["script_status"] = status
     return [
         _job(row.problem, row.outputs) if row.outputs == (row.problem.bias_pass,) else _backward(row.problem)
         for row in seen.rows
