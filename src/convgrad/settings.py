@@ -79,9 +79,8 @@ class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a bl
     """Measure which backend is fastest for each problem, here and now, and remember it on this machine.
 
     It applies to the whole process from the call on, or until the end of a ``with`` block or of a function that it
-    decorates.
-    ``torch.backends.cudnn.benchmark = True`` does the same. ``measure(False)`` freezes the choices: what was measured
-    before is used, and nothing more is measured. Under deterministic algorithms, and while a CUDA graph is captured,
+    decorates; blocks of several threads must not overlap. ``torch.backends.cudnn.benchmark = True`` does the same.
+    ``measure(False)`` freezes the choices: what was measured before is used, and nothing more is measured. Under deterministic algorithms, and while a CUDA graph is captured,
     nothing is measured either.
 
     Args:

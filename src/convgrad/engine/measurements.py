@@ -203,8 +203,9 @@ def _read(value: Any) -> Measurement:
 
 
 def entries() -> dict[str, Any]:
-    """Everything that the store holds, of other machines too."""
-    return store.items(_KIND)
+    """Every measurement that the store holds, of other machines too; what another version wrote may be none."""
+    items = store.items(_KIND).items()
+    return {key: value for key, value in items if key.count(" | ") == 2 and _read(value).times}
 
 
 def unwritten() -> int:
