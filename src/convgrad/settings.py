@@ -80,8 +80,8 @@ class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a bl
 
     It applies to the whole process from the call on, or until the end of a ``with`` block or of a function that it
     decorates; blocks of several threads must not overlap. ``torch.backends.cudnn.benchmark = True`` does the same.
-    ``measure(False)`` freezes the choices: what was measured before is used, and nothing more is measured. Under deterministic algorithms, and while a CUDA graph is captured,
-    nothing is measured either.
+    ``measure(False)`` freezes the choices: what was measured before is used, and nothing more is measured. Under
+    deterministic algorithms, and while a CUDA graph is captured, nothing is measured either.
 
     Args:
         on: False measures nothing, whatever cudnn.benchmark says; None leaves it to cudnn.benchmark again.
