@@ -148,7 +148,7 @@ def test_what_others_measured_is_known_once_the_store_is_looked_into_again(monke
     assert measurements.find(P, ("forward",), CPU, fresh=True) == known() == Measurement({"aten": [2.0]})
     store.write("choice", key.replace("forward", "grad_input"), None)  # another version's
     store.write("choice", "of no such form", {"times": {"aten": [2.0]}})
-    assert (len(measurements.exported()), sum(measurements.summary().values())) == (2, 1)  # one of them of those like it
+    assert (len(measurements.exported()), sum(measurements.summary().values())) == (2, 1)  # one is of those like it
     with monkeypatch.context() as patched:
         patched.setattr(store, "forget", lambda _: 0)  # as where it cannot be written
         assert measurements.forget() == 0
