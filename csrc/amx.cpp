@@ -163,7 +163,7 @@ void copy(const Place& to, const Place& from, int64_t rows, int64_t columns) {
 // its lines are fetched a few at a time.
 //
 // A core that has run no floating-point instruction but those of tiles for some 2000 cycles takes 700 to store a tile,
-// a third of a block of 6 steps (Granite Rapids); an addition in each step keeps it awake.
+// a quarter of a block of 6 steps (Granite Rapids); an addition in each step keeps it awake.
 template <int R, int C>
 void multiply(const uint16_t* left, int64_t left_panel, const uint16_t* right, int64_t right_panel, int64_t steps,
               const Place (&from)[2][2], const Place (&to)[2][2], bool fetch) {

@@ -13,9 +13,8 @@ from ._compat import fp32_precision, saved_tensors_hooks
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
 measuring: list[float | None] = [None]
-#: How many measurements this process has added, and how many it had when `measure` last changed something: choices that
-#: were made before must be made again then.
-measured: list[int] = [0, 0]
+#: How many measurements this process has added: where no more are made, choices from before them must be made again.
+measured: list[int] = [0]
 _USUAL_SHARE = 0.05
 
 
@@ -62,11 +61,12 @@ def may_choose_again(device: torch.device) -> bool:
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
     library = "mkldnn" if like.is_cpu else "cuda"
+    share, benchmarks = measuring[0], benchmark()
     usual = (
         deterministic(),
-        benchmark(),
-        measuring[0],
-        measured[1],
+        benchmarks,
+        share,
+        -1 if share or (share is None and benchmarks) else measured[0],
         fp32_precision(library, "conv"),
         fp32_precision(library, "matmul"),
     )
@@ -109,23 +109,20 @@ class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a bl
         self._share = None if on is None else float(share) if on else 0.0
         self._before = [measuring[0]]
         self._applies = True  # from the call on, until the first block begins
-        _set(self._share)
+        measuring[0] = self._share
 
     def __call__(self, function: Any) -> Any:
         """Measure while the function runs, and not before."""
-        self._applies = False
-        _set(self._before.pop())
+        if self._applies:
+            self._applies = False
+            measuring[0] = self._before.pop()
         return super().__call__(function)
 
     def __enter__(self) -> None:
         if not self._applies:
             self._before.append(measuring[0])
-            _set(self._share)
+            measuring[0] = self._share
         self._applies = False
 
     def __exit__(self, *exception: object) -> None:
-        _set(self._before.pop())
-
-
-def _set(share: float | None) -> None:
-    measuring[0], measured[1] = share, measured[0]
+        measuring[0] = self._before.pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,8 @@ from .measuring import BOTH, CPU, Fake, P, W, X, certainly_known, chosen, everyt
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_what_a_block_measured_is_used_behind_it_and_explained():
+@pytest.mark.parametrize("block", [convgrad.measure, partial(torch.backends.cudnn.flags, benchmark=True)])
+def test_what_a_block_measured_is_used_behind_it_and_explained(block: Callable[[], AbstractContextManager[object]]):
     register(Fake("fast"))
     layer = convgrad.nn.Conv2d(72, 8, 3, padding=1)
     known = Measurement.of({"times": {"aten": [2e-3], "fast": [1e-3]}, "wrong": {}})
@@ -32,7 +34,7 @@ def test_what_a_block_measured_is_used_behind_it_and_explained():
         return [record.backend for record in ran.records]
 
     assert computed_by() == ["aten", "aten"]
-    with convgrad.measure():
+    with block():
         for outputs in (("forward",), (*BOTH, "grad_bias")):
             measurements.add(P.replace(has_bias=outputs == ("forward",)), outputs, CPU, known)
     assert computed_by() == ["fast", "fast"]

@@ -109,12 +109,14 @@ def test_one_setting_for_several_blocks_and_as_a_decorator():
             assert measuring_share(CPU) == 2
         assert measuring_share(CPU) == 0
 
-    @measure(share=3)
-    def share() -> float:
-        return measuring_share(CPU)
+    for decorator in (measure(share=2), setting):
 
-    assert measuring_share(CPU) == 0
-    assert share() == share() == 3
+        @decorator
+        def share() -> float:
+            return measuring_share(CPU)
+
+        assert measuring_share(CPU) == 0
+        assert share() == share() == 2
     assert measuring_share(CPU) == 0
 
 
