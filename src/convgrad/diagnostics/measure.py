@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
 from ..backends import COPY
 from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
-from ..engine.ab_timer import compare, second_call
+from ..engine.ab_timer import compare
 from ..problem import PASSES, ConvProblem
 from .explanation import Answer, Explanation
 from .onednn_log import onednn_log
 from .roofline import limits_of
 
 _MOST_BYTES = 4 << 30
-_SLOW = 0.2  # seconds
 _DIFFERENT = 1.05  # times as long: less is noise
 
 
@@ -48,7 +46,8 @@ def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.devi
         if not ways:
             continue
         calls = trials(ways, (pass_,), device)
-        seconds = _seconds(calls, device)
+        seen = compare(calls, seconds=0.3, device=device, least_rounds=1)
+        seconds = {name: seen.median(name) for name in calls}
         for i, row in enumerate(answers):
             if row.output == pass_ and row.backend in ways:
                 runs = row.runs
@@ -68,12 +67,3 @@ def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
     if row.chosen and slower and row.reasons[0].startswith(BY_RULE):
         return ("by rule; in this measurement aten took less time",)
     return row.reasons
-
-
-def _seconds(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Seconds of one call each, timed alternately; a slow one is called twice and no more."""
-    once = {name: second_call(call, device) for name, call in calls.items()}
-    if max(once.values()) > _SLOW:
-        return once
-    seen = compare(calls, seconds=0.3, device=device, least_rounds=3)
-    return {name: seen.median(name) for name in calls}
