@@ -77,7 +77,7 @@ def test_the_gpu_libraries_are_called_rightly(backend, pass_, problem, monkeypat
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
     picked = 0
-    for problem in default_problems(all_dtypes=False):
+    for problem in (p for p in default_problems() if p.dtype is torch.float32):
         p = problem.replace(dtype=dtype)
         choice = int(aten_choice(p, CPU))
         backend = next((b() for b in BY_NAME if choice in b.kinds), None)

@@ -24,7 +24,7 @@ def run(name: str, output: Output, problems: list[ConvProblem]) -> None:
 @pytest.mark.parametrize(("name", "output"), CASES)
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_some_of_the_default_problems(name: str, output: Output, ndim: int) -> None:
-    run(name, output, list(default_problems(ndim))[:: {1: 6, 2: 13, 3: 7}[ndim]])
+    run(name, output, [p for p in default_problems() if p.ndim == ndim][:: {1: 6, 2: 13, 3: 7}[ndim]])
 
 
 @pytest.mark.slow

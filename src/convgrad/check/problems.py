@@ -110,26 +110,19 @@ def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
 _VARIANTS = (torch.float64, torch.bfloat16, torch.float16)
 
 
-def default_problems(ndim: int | None = None, *, all_dtypes: bool = True) -> Iterator[ConvProblem]:
+def default_problems() -> Iterator[ConvProblem]:
     """Problems for a check: each shape in float32 and, in turn, in another dtype and in channels_last.
-
-    Args:
-        ndim: 1, 2 or 3 dimensions only.
-        all_dtypes: also float64, bfloat16 and float16.
 
     Equivalent to:
         >>> {p.ndim for p in default_problems()}
         {1, 2, 3}
     """
-    for dims, table in ((1, _ONE), (2, _TWO), (3, _THREE)):
-        if ndim not in (None, dims):
-            continue
+    for table in (_ONE, _TWO, _THREE):
         for i, line in enumerate(table.split("\n")[1:-1]):
             both = list(_in_layouts(line))
             yield from both
-            if all_dtypes:
-                like = both[-1 if i // len(_VARIANTS) % 2 else 0]
-                yield like.replace(dtype=_VARIANTS[i % len(_VARIANTS)])
+            like = both[-1 if i // len(_VARIANTS) % 2 else 0]
+            yield like.replace(dtype=_VARIANTS[i % len(_VARIANTS)])
 
 
 def _in_layouts(line: str) -> Iterator[ConvProblem]:
