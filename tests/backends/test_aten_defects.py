@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.backends import DEFECTS, Defect
+from convgrad.backends import DEFECTS, Defect, warn_of
 from convgrad.check.aten_search import answer
 from convgrad.check.child import Child
 from convgrad.diagnostics import explain_problem
@@ -59,8 +59,8 @@ def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
 
 
 @pytest.mark.parametrize("defect", [pytest.param(d, id=d.name) for d in DEFECTS if d.instead and d.here()])
-def test_on_request_pytorchs_result_is_one_line_away(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convgrad.backends.aten_defects._warned", set())
+def test_on_request_pytorchs_result_is_one_line_away(defect: Defect) -> None:
+    warn_of.cache_clear()
     problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]
     with convgrad.use_backend("aten"):
         request = convgrad.engine.active()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -346,15 +347,12 @@ def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.dev
     return "", ()
 
 
-_warned: set[str] = set()
-
-
+@cache
 def warn_of(wrong: str) -> None:
     """Warn, once a process for each defect, that a result was requested which is known to be wrong.
 
     Args:
         wrong: what `Backend.wrong_here` returned; nothing where it is empty.
     """
-    if wrong and wrong not in _warned:
-        _warned.add(wrong)
+    if wrong:
         warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)
