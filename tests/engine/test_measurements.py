@@ -153,15 +153,3 @@ def test_what_others_measured_is_known_once_the_store_is_looked_into_again(monke
         patched.setattr(store, "forget", lambda _: 0)  # as where it cannot be written
         assert measurements.forget() == 0
     assert (measurements.forget(), known()) == (1, None)
-
-
-def test_what_is_known_may_be_forgotten_while_a_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread reloads in the moment between the look into the store and its use."""
-
-    class Forgetful(dict[Any, Any]):
-        def __setitem__(self, key: Any, value: Any) -> None:
-            pass
-
-    monkeypatch.setattr(measurements, "_known", Forgetful())
-    problem = ConvProblem.parse("g4mb1ic4iw9oc4kw3")
-    assert measurements.find(problem, ("forward",), torch.device("cpu")) is None

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
@@ -108,9 +108,9 @@ def test_kinds_are_apart_and_forgotten_apart():
     store.write("defect", "k", 2)
     store.write("defect", "j", 3)
     assert store.items("defect") == {"j": 3, "k": 2}
-    assert store.forget("defect") == 2
-    assert (store.read("defect", "k"), store.read("choice", "k")) == (None, 1)
-    assert (store.forget(), store.forget(), store.items("choice")) == (1, 0, {})
+    assert store.forget("defect")
+    assert (store.items("defect"), store.items("choice")) == ({}, {"k": 1})
+    assert store.forget("defect")  # of none
 
 
 def test_reading_alone_makes_no_file(folder):
@@ -127,7 +127,7 @@ def test_off_keeps_values_in_this_process_alone(folder, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE", str(folder))
     store.write("choice", "k", 2)
     assert (store.read("choice", "k"), store.unwritten("choice")) == (2, 0)
-    assert store.forget() == 1
+    assert store.forget("choice")
     assert store.read("choice", "k") is None
 
 
@@ -208,14 +208,29 @@ def test_older_and_newer_layouts_of_the_rows_stay_beside_ours(folder):
     connection.close()
 
 
-def test_columns_that_are_not_ours(folder):
-    with sqlite3.connect(folder / FILE) as connection:
-        connection.execute(f"CREATE TABLE {store._TABLE} (other TEXT)")
-    connection.close()
-    with one_warning("cannot be used.*: what was measured cannot be read"):
-        assert store.read("choice", "k") is None
+def format_of_a_later_sqlite(file: Path) -> None:
+    """Of the schema: https://www.sqlite.org/fileformat.html, bytes 44 to 47 of the header."""
+    data = bytearray(file.read_bytes())
+    data[47] = 9
+    file.write_bytes(data)
+
+
+def columns_that_are_not_ours(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(f"DROP TABLE {store._TABLE}; CREATE TABLE {store._TABLE} (other TEXT)")
+
+
+def names_that_are_no_text(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b"checksum TEXT", b"\xff\xfecksum TEXT"))
+
+
+@pytest.mark.parametrize("damage", [format_of_a_later_sqlite, columns_that_are_not_ours, names_that_are_no_text])
+def test_damage_that_is_not_called_so_is_mended_too(folder, filled, damage):
+    damage(folder / FILE)
+    with one_warning(r"store.*damaged.*started anew"):
+        assert store.read("choice", "g1mb3ic3") is None
         store.write("choice", "k", 1)
-        assert (store.read("choice", "k"), store.items("choice")) == (1, {"k": 1})
+    assert another_process("print(store.items('choice'))") == "{'k': 1}\n"
 
 
 # ---- a file that cannot be written, or not now -----------------------------------------------------
@@ -261,7 +276,8 @@ def test_a_damaged_file_in_a_read_only_folder(read_only):
     file = store.folder() / FILE
     file.chmod(0o644)
     file.write_bytes(b"this is no database" * 1000)
-    assert unprivileged("print(store.read('choice', 'k'))") == "None\n1\n"
+    said = unprivileged("print(store.read('choice', 'k')); print(caught[0].message)")
+    assert re.fullmatch(r"None\nconvgrad's store .* cannot be used \(.*Permission denied.*\n1\n", said)
 
 
 def test_what_keeps_it_from_being_written_is_said_without_a_warning(read_only):
@@ -278,7 +294,8 @@ def test_a_folder_that_cannot_be_made(folder, monkeypatch):
         store.write("choice", "j", 2)
         store.write("defect", "i", 3)
         assert store.items("choice") == {"j": 2, "k": 1}
-        assert (store.unwritten("choice"), store.forget("choice"), store.forget()) == (2, 2, 1)
+        assert (store.unwritten("choice"), store.forget("choice"), store.items("choice")) == (2, True, {})
+        assert store.items("defect") == {"i": 3}
 
 
 @pytest.mark.parametrize(("named", "why"), [("~nobody-of-this-name/x", "home directory"), ("beside", "No such file")])

@@ -12,7 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,6 @@ _KEPT = 7  # of each way's times, the newest
 _KIND = "choice"
 #: A way must be this much faster than the first one to be taken instead: less is noise.
 _CLEAR = 0.98
-
-#: (folder of the store, environment) -> key -> what the store held when it was first asked, and what was added since.
-_known: dict[tuple[Path | None, str], dict[str, Any]] = {}
 
 
 @dataclass
@@ -158,7 +155,7 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
         fresh: also what other processes have found since this one first looked.
     """
     where = environment(device)
-    known = _snapshot(where) if where else {}
+    known = _snapshot(store.folder())
     if not known and not fresh:
         return None
     for about in (False, True):
@@ -176,18 +173,18 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
 def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
     """Keep a further measurement, of the problem and of those like it; what is known now."""
     where = environment(device)
-    found = _merge(key_of(problem, outputs, where), new, where)
-    _merge(key_of(similar(problem), outputs, where, about=True), new, where)
+    found = _merge(key_of(problem, outputs, where), new)
+    _merge(key_of(similar(problem), outputs, where, about=True), new)
     measured[0] += 1
     return found
 
 
-def _merge(key: str, new: Measurement, where: str) -> Measurement:
+def _merge(key: str, new: Measurement) -> Measurement:
     """Merge a measurement into what the store holds under a key."""
     found = _read(store.read(_KIND, key)).merged(new)  # not of the snapshot: another process may have measured it too
     value = found.to_json()
     store.write(_KIND, key, value)
-    _snapshot(where)[key] = value
+    _snapshot(store.folder())[key] = value
     return found
 
 
@@ -265,12 +262,10 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
 
 def reload() -> None:
     """Look into the store again when next asked."""
-    _known.clear()
+    _snapshot.cache_clear()
 
 
-def _snapshot(where: str) -> dict[str, Any]:
-    place = (store.folder(), where)
-    found = _known.get(place)
-    if found is None:  # not asked for again below: another thread may `reload`
-        found = _known[place] = store.items(_KIND, f"{where} | ")
-    return found
+@cache
+def _snapshot(_: Path | None) -> dict[str, Any]:
+    """Key -> what the store in a folder held when it was first asked, and what was added since."""
+    return store.items(_KIND)

@@ -33,6 +33,8 @@ _CREATE = (
     f"CREATE TABLE IF NOT EXISTS {_TABLE} (kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key))"
 )
 _FORGOTTEN = "what is measured is forgotten when this process ends"
+#: Of errors that another process, or a folder, is the cause of: no reason to remove the file.
+_NO_DAMAGE = ("locked", "readonly", "unable to open", "disk I/O", "disk is full", "out of memory", "interrupted")
 _WAIT = 5.0  # seconds for another process's write, which takes a millisecond
 _PAUSE = 0.01  # seconds between two tries for the lock of those that measure
 
@@ -77,7 +79,7 @@ def read(kind: str, key: str) -> Any | None:
         >>> read("example", "k"), read("example", "other")
         ({'ratio': 1.5, 'names': ['a']}, None)
         >>> forget("example")
-        1
+        True
     """
     if (kind, key) in _unwritten:
         return json.loads(_unwritten[kind, key])
@@ -85,13 +87,10 @@ def read(kind: str, key: str) -> Any | None:
     return _intact(kind, rows).get(key)
 
 
-def items(kind: str, prefix: str = "") -> dict[str, Any]:
-    """Every key of a kind that starts in this way with its value, in the order of the keys."""
-    condition = "kind = ? AND substr(key, 1, ?) = ?"
-    rows = _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE {condition}", (kind, len(prefix), prefix))
-    found = _intact(kind, rows)
-    unwritten = _unwritten.copy().items()
-    found |= {key: json.loads(text) for (of, key), text in unwritten if of == kind and key.startswith(prefix)}
+def items(kind: str) -> dict[str, Any]:
+    """Every key of a kind with its value, in the order of the keys."""
+    found = _intact(kind, _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?", (kind,)))
+    found |= {key: json.loads(text) for (of, key), text in _unwritten.copy().items() if of == kind}
     return dict(sorted(found.items()))
 
 
@@ -127,17 +126,12 @@ def obstacle() -> str:
     return "" if where is None else _failed.get((where, True), "")
 
 
-def forget(kind: str | None = None) -> int:
-    """Remove every value, or those of one kind; the number of those that were there."""
-    condition, arguments = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
-    count = 0
-    for unwritten in [k for k in _unwritten.copy() if kind in (None, k[0])]:
+def forget(kind: str) -> bool:
+    """Remove every value of a kind; whether that could be done."""
+    for unwritten in [k for k in _unwritten.copy() if k[0] == kind]:
         del _unwritten[unwritten]
-        count += 1
-    rows = _execute(f"SELECT count(*) FROM {_TABLE}{condition}", arguments)
-    if rows and rows[0][0] and _execute(f"DELETE FROM {_TABLE}{condition}", arguments, writes=True) is not None:
-        count += rows[0][0]
-    return count
+    # Of none there is nothing to remove, nor a file to make for it.
+    return not items(kind) or _execute(f"DELETE FROM {_TABLE} WHERE kind = ?", (kind,), writes=True) is not None
 
 
 @contextmanager
@@ -173,9 +167,7 @@ def _taken(lock: Any) -> bool:
     try:
         lock.execute("BEGIN EXCLUSIVE")
     except Exception as error:
-        if "locked" in str(error):
-            return False
-        raise
+        return "locked" not in str(error)  # where there are no locks everybody is alone
     return True
 
 
@@ -214,22 +206,21 @@ def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -
     try:
         try:
             return _on_file(file, statement, arguments, writes)
-        except sqlite3.OperationalError:  # busy, full, read-only: no reason to remove it
-            raise
-        except sqlite3.DatabaseError as error:
-            _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of damaged names
+            if any(words in str(error) for words in _NO_DAMAGE):
+                raise
             for name in (file, Path(f"{file}-journal")):
                 name.unlink(missing_ok=True)
+            _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
             return _on_file(file, statement, arguments, writes) if writes else None
-    except (sqlite3.Error, OSError, ValueError) as error:
+    except (sqlite3.Error, OSError) as error:
         return _give_up(where, writes, error)
 
 
 def _on_file(file: Path, statement: str, arguments: tuple[Any, ...], writes: bool) -> list[Any]:
     import sqlite3
 
-    uri = f"{file.as_uri()}?mode={'rwc' if writes else 'rw'}"  # "rw" reads what may not be written, too
-    with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(file, timeout=_WAIT, isolation_level=None)) as connection:
         connection.text_factory = bytes  # damaged text need not be UTF-8
         if writes:
             connection.execute("PRAGMA synchronous = OFF")
