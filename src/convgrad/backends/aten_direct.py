@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -35,21 +35,34 @@ Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 _aten = AtenBackend()
 
 
+class _Sized(Tensor):
+    """A tensor that has sizes and a device, but no memory. PyTorch's own, `FakeTensor`, takes a second to import."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> NoReturn:
+        raise NotImplementedError(f"{func} is asked of a tensor without memory")
+
+
 def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
     """Which library PyTorch picks for this problem under the flags in force, as its ``torch._C._ConvBackend``.
 
-    The device must be here. The tensors that PyTorch looks at have sizes and no memory.
+    The device must be here.
     """
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes
 
-    p, mode = statable(problem), FakeTensorMode()
+    p = statable(problem)
+    stride, padding, dilation, transposed, more, groups = statable_arguments(p)
+    if p.ndim == 1:  # which PyTorch sees as 2-D
+        stride, padding, dilation, more = (1, *stride), (0, *padding), (1, *dilation), (0, *more)
+
+    def sized(shape: tuple[int, ...]) -> Tensor:
+        like = torch.empty(shape, dtype=p.dtype, device="meta", memory_format=p.memory_format)
+        like = like.unsqueeze(2) if p.ndim == 1 else like
+        return Tensor._make_wrapper_subclass(_Sized, like.shape, like.stride(), dtype=p.dtype, device=device)
+
     with _disable_current_modes():
-        first, weight = (
-            FakeTensor(mode, torch.empty(shape, dtype=p.dtype, device="meta", memory_format=p.memory_format), device)
-            for shape in (p.output_shape if p.transposed else p.input_shape, p.weight_shape)
-        )
-        return torch._C._select_conv_backend(first, weight, None, *statable_arguments(p))
+        operands = sized(p.output_shape if p.transposed else p.input_shape), sized(p.weight_shape)
+        return torch._C._select_conv_backend(*operands, None, stride, padding, dilation, transposed, more, groups)
 
 
 class AtenDirect(Backend):
