@@ -65,17 +65,23 @@ def cuda_driver() -> int:
     return 0 if ask is None or torch.version.hip is not None else ask()
 
 
+def suggests_channels_last(t: Tensor) -> bool:
+    """Whether strides order a tensor channels_last, as PyTorch reads them: those of dimensions of size 1 count."""
+    if type(t) not in (Tensor, torch.nn.Parameter):  # sizes may be symbols; it imports sympy, a third of a second
+        return _prims.suggest_memory_format(t) is not torch.contiguous_format
+    if t.layout is not torch.strided or t.dim() not in (4, 5) or t.numel() == 0 or t.stride(1) == 0:
+        return False
+    sizes, strides, least = t.shape, t.stride(), 0
+    for d in (1, *range(t.dim() - 1, 1, -1)):  # from the innermost dimension outwards
+        if strides[d] < least:
+            return False
+        least = strides[d] * sizes[d]
+    return strides[0] >= least != strides[1]
+
+
 def suggested_format(t: Tensor) -> torch.memory_format:
     """The layout that the strides say: channels_last of 4-d tensors, channels_last_3d of 5-d ones, or contiguous."""
-    plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout is torch.strided and t.dim() > 1
-    if plain and t.stride(1) != 1 and t.is_contiguous():
-        return torch.contiguous_format  # without PyTorch's function, which imports sympy: a third of a second
-    return _prims.suggest_memory_format(t)
-
-
-def suggests_channels_last(t: Tensor) -> bool:
-    """Whether strides order a tensor channels_last."""
-    return suggested_format(t) is not torch.contiguous_format
+    return channels_last_of(t.dim() - 2) if suggests_channels_last(t) else torch.contiguous_format
 
 
 #: The dtype in which sums are kept: float32 for 16 bits, otherwise the same.
