@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("typer")
 
-from tests.engine.measuring import fresh
+from tests.engine.measuring import deterministic, fresh
 
 from convgrad import engine
 from convgrad.cli.app import run
@@ -141,6 +141,14 @@ def test_a_scripts_convolutions_with_its_arguments(folder, capsys) -> None:
     assert run(["tune", "train.py", "2"]) == 3
 
 
+def test_a_script_that_uses_no_measurement(folder, capsys) -> None:
+    (folder / "train.py").write_text("import torch; torch.nn.Conv1d(8, 8, 3, groups=8)(torch.ones(1, 8, 12))")
+    with deterministic():
+        assert run(["tune", "train.py"]) == 2
+    assert "'train.py' demands deterministic algorithms" in capsys.readouterr().err
+    assert counts() == {}
+
+
 def test_every_count_is_of_problems(folder, capsys) -> None:
     """Not of the passes, of the problems that stand for similar ones, or of a bias."""
     (folder / "layers").write_text(f"{SMALL} bias\n{OTHER}\n")
@@ -199,7 +207,7 @@ GOOD = {"machine": "m", "outputs": "forward", "problem": SMALL, "times": {"aten"
     3, [], {}, "[" * 100_000, {"choices": 3}, {"choices": [GOOD, 3]},
     *({"choices": [GOOD, {**GOOD, **bad}]} for bad in (
         {"problem": "nothing"}, {"outputs": "backward"}, {"machine": "m | n"}, {"times": {"aten": [0.0]}}, {"times": 3},
-        {"times": {"aten": [10**400]}},
+        {"times": {"aten": [10**400]}}, {"machine": "\x1b[31m"}, {"machine": "\ud800"},
     )),
 ])  # fmt: skip
 def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:

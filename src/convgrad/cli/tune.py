@@ -79,6 +79,7 @@ def tune(
 
     from .. import __version__
     from ..engine import measurements
+    from ..settings import determinism_demanded
 
     if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
@@ -100,6 +101,8 @@ def tune(
         jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype, channels_last, place, data)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
+        if determinism_demanded(place):  # by the script
+            raise fail(f"{what!r} demands deterministic algorithms, and then no measurement is used")
         data |= _tune(jobs, place)
     if export is not None:
         choices = measurements.exported()

@@ -248,7 +248,7 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
             raise ValueError(f"this is no measurement: {str(row)[:100]}") from error
         outputs: Any = named.removeprefix("about ").split("+")
         key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
-        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2:
+        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         found[key] = Measurement.of(row)
     for key, new in found.items():
