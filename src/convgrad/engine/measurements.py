@@ -155,7 +155,7 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
         fresh: also what other processes have found since this one first looked.
     """
     where = environment(device)
-    known = _snapshot(store.folder())
+    known = _snapshot(store.folder(), where)
     if not known and not fresh:
         return None
     for about in (False, True):
@@ -173,18 +173,18 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
 def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
     """Keep a further measurement, of the problem and of those like it; what is known now."""
     where = environment(device)
-    found = _merge(key_of(problem, outputs, where), new)
-    _merge(key_of(similar(problem), outputs, where, about=True), new)
+    found = _merge(key_of(problem, outputs, where), new, where)
+    _merge(key_of(similar(problem), outputs, where, about=True), new, where)
     measured[0] += 1
     return found
 
 
-def _merge(key: str, new: Measurement) -> Measurement:
+def _merge(key: str, new: Measurement, where: str) -> Measurement:
     """Merge a measurement into what the store holds under a key."""
     found = _read(store.read(_KIND, key)).merged(new)  # not of the snapshot: another process may have measured it too
     value = found.to_json()
     store.write(_KIND, key, value)
-    _snapshot(store.folder())[key] = value
+    _snapshot(store.folder(), where)[key] = value
     return found
 
 
@@ -266,6 +266,6 @@ def reload() -> None:
 
 
 @cache
-def _snapshot(_: Path | None) -> dict[str, Any]:
-    """Key -> what the store in a folder held when it was first asked, and what was added since."""
-    return store.items(_KIND)
+def _snapshot(_: Path | None, where: str) -> dict[str, Any]:
+    """Key -> what the store in a folder held of a machine when it was first asked, and what was added since."""
+    return {key: value for key, value in store.items(_KIND).items() if key.startswith(f"{where} | ")}
