@@ -34,7 +34,7 @@ _CREATE = (
 )
 _FORGOTTEN = "what is measured is forgotten when this process ends"
 #: Of errors that another process, or a folder, is the cause of: no reason to remove the file.
-_NO_DAMAGE = ("locked", "readonly", "unable to open", "disk I/O", "disk is full", "out of memory", "interrupted")
+_NO_DAMAGE = ("lock", "readonly", "unable to open", "disk I/O", "disk is full", "out of memory", "interrupted")
 _WAIT = 5.0  # seconds for another process's write, which takes a millisecond
 _PAUSE = 0.01  # seconds between two tries for the lock of those that measure
 
