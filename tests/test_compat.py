@@ -23,7 +23,7 @@ def test_a_mode_around_a_compiled_function_is_not_compiled_with_it() -> None:
 
 
 def test_the_suggested_layout_is_pytorchs() -> None:
-    shapes = [shape for ndim in range(5) for shape in product((0, 1, 2), repeat=ndim)]
+    shapes = [shape for ndim in range(5) for shape in product((0, 1, 2), repeat=ndim)] + [*product((1, 2), repeat=5)]
     turned = [torch.empty(shape).permute(order) for shape in shapes for order in permutations(range(len(shape)))]
     turned += [t.expand_as(torch.empty([n + (n == 1) for n in t.shape])) for t in turned]
     assert [suggested_format(t) for t in turned] == [suggest_memory_format(t) for t in turned]

@@ -27,7 +27,7 @@ from .aten import AtenBackend, output_padding, statable, statable_arguments
 from .aten_defects import without_slack
 from .base import Backend, Kernel
 from .padding import over_copy, padded
-from .strides import tidy
+from .strides import tidy, usual_strides
 
 #: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -48,21 +48,19 @@ def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
 
     The device must be here.
     """
-    from torch.utils._python_dispatch import _disable_current_modes
-
     p = statable(problem)
     stride, padding, dilation, transposed, more, groups = statable_arguments(p)
+    first, weight = p.output_shape if p.transposed else p.input_shape, p.weight_shape
     if p.ndim == 1:  # which PyTorch sees as 2-D
         stride, padding, dilation, more = (1, *stride), (0, *padding), (1, *dilation), (0, *more)
+        first, weight = (*first[:2], 1, *first[2:]), (*weight[:2], 1, *weight[2:])
 
     def sized(shape: tuple[int, ...]) -> Tensor:
-        like = torch.empty(shape, dtype=p.dtype, device="meta", memory_format=p.memory_format)
-        like = like.unsqueeze(2) if p.ndim == 1 else like
-        return Tensor._make_wrapper_subclass(_Sized, like.shape, like.stride(), dtype=p.dtype, device=device)
+        strides = usual_strides(shape, p.channels_last)
+        return Tensor._make_wrapper_subclass(_Sized, shape, strides, dtype=p.dtype, device=device)
 
-    with _disable_current_modes():
-        operands = sized(p.output_shape if p.transposed else p.input_shape), sized(p.weight_shape)
-        return torch._C._select_conv_backend(*operands, None, stride, padding, dilation, transposed, more, groups)
+    operands = sized(first), sized(weight)
+    return torch._C._select_conv_backend(*operands, None, stride, padding, dilation, transposed, more, groups)
 
 
 class AtenDirect(Backend):
