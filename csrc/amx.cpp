@@ -21,18 +21,15 @@
 // products of random numbers take 1.2 times as long as products of zeros.
 #include <cpuid.h>
 #include <immintrin.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <new>
 
 #include "kept_plan.h"
 #include "memory.h"
 #include "parallel.h"
 #include "reduce.h"
 
-convgrad_plan* convgrad_plan_create_v4_float(const convgrad_problem&);
+void convgrad_plan_make_v4_float(const convgrad_problem&, void* memory);
 
 namespace {
 
@@ -231,7 +228,7 @@ void multiply_block(const uint16_t* left, int64_t left_panel, Range rows, const 
 
 // ---- the plan ----
 
-struct AmxPlan : convgrad_plan {
+struct AmxPlan : KeptPlan {
   int64_t images, pixels;    // in channels_last one image has all pixels
   int64_t sources, results;  // channels of what results are computed from, and of these; of the input, and grad_output
   bool channels_last, backward, sums;  // grad_input; grad_weight
@@ -487,14 +484,13 @@ bool convgrad_amx_allowed() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-// Of AMX where the problem is one for it, with the ordinary kernels beside them; else these.
-convgrad_plan* convgrad_plan_create_amx_float(const convgrad_problem& q) {
-  convgrad_plan* const ordinary = convgrad_plan_create_v4_float(q);
-  if (!ordinary || !takes(q)) return ordinary;
-  void* memory = malloc(sizeof(AmxPlan));
-  if (!memory) return ordinary;
-  auto* p = new (memory) AmxPlan{};
-  p->name = "amx", p->threads = q.threads, p->ordinary = ordinary;
+// Of AMX where the problem is one for it, with the ordinary kernels' plan behind it; else this alone.
+void convgrad_plan_make_amx_float(const convgrad_problem& q, void* memory) {
+  if (!takes(q)) return convgrad_plan_make_v4_float(q, memory);
+  auto* p = keep<AmxPlan, CONVGRAD_PLAN_BYTES - kOrdinaryBytes>({}, memory);
+  convgrad_plan_make_v4_float(q, p + 1);
+  const KeptPlan& ordinary = *reinterpret_cast<const KeptPlan*>(p + 1);
+  p->name = "amx", p->threads = q.threads;
   p->channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
   p->images = q.batch, p->pixels = q.input[0] * q.input[1] * q.input[2];
   if (p->channels_last) p->pixels *= p->images, p->images = 1;
@@ -504,10 +500,10 @@ convgrad_plan* convgrad_plan_create_amx_float(const convgrad_problem& q) {
   p->sums ? plan_sums(*p) : plan_results(*p);
   p->inner = p->memory.each.add<uint16_t>(ceil_div(p->inners(), p->sums ? 1 : p->segments) * p->chunk * kParts);
   p->outer = p->memory.each.add<uint16_t>(2 * p->chunk * kParts);
-  p->bytes = most(ordinary->bytes, p->memory.bytes(q.threads));
-  p->run = [](const convgrad_plan& plan, const convgrad_tensors& t, char* memory, int threads) {
-    if (!Call(static_cast<const AmxPlan&>(plan), t, memory).run(threads))
-      plan.ordinary->run(*plan.ordinary, t, memory, threads);
+  p->bytes = most(ordinary.bytes, p->memory.bytes(q.threads));
+  p->run = [](const KeptPlan& kept, const convgrad_tensors& t, char* memory, int threads) {
+    const AmxPlan& plan = static_cast<const AmxPlan&>(kept);
+    const KeptPlan& ordinary = *reinterpret_cast<const KeptPlan*>(&plan + 1);
+    if (!Call(plan, t, memory).run(threads)) ordinary.run(ordinary, t, memory, threads);
   };
-  return p;
 }

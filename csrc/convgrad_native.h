@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct, a signature or what a number stands for changes; the loader refuses another number. */
-#define CONVGRAD_ABI 10
+#define CONVGRAD_ABI 11
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,8 +48,12 @@ typedef struct {
   void *forward, *grad_input, *grad_weight, *grad_bias;
 } convgrad_tensors;
 
-/* All that is worked out once for a problem: which kernels compute it, its tiles, the size of its scratch memory. */
-typedef struct convgrad_plan convgrad_plan;
+/* All that is worked out once for a problem: which kernels compute it, its tiles, the size of its scratch memory. It
+ * may be copied, and there is nothing to free. */
+#define CONVGRAD_PLAN_BYTES 1024
+typedef struct {
+  int64_t content[CONVGRAD_PLAN_BYTES / 8];
+} convgrad_plan;
 
 int32_t convgrad_abi(void);
 
@@ -63,10 +67,9 @@ int32_t convgrad_has(const char *name);
 /* Use another instruction set from now on (for tests); 0 if it is there, else 1. */
 int32_t convgrad_select(const char *name);
 
-/* A plan for an instruction set, or where its name is empty for that in use, to be freed when no call uses it any more;
- * null for lack of memory or of this set, or for an unknown dtype. */
-convgrad_plan *convgrad_plan_create(const convgrad_problem *problem, const char *set);
-void convgrad_plan_free(convgrad_plan *plan);
+/* Make a plan for an instruction set, or where its name is empty for that in use; 0 on success, 1 for lack of this set
+ * or an unknown dtype. */
+int32_t convgrad_plan_make(const convgrad_problem *problem, const char *set, convgrad_plan *plan);
 
 /* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise" or "amx". */
 const char *convgrad_plan_name(const convgrad_plan *plan);

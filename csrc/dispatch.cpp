@@ -23,10 +23,10 @@ asm(".symver pthread_getspecific, pthread_getspecific" CONVGRAD_OLDEST);
 asm(".symver pthread_setspecific, pthread_setspecific" CONVGRAD_OLDEST);
 #endif
 
-typedef convgrad_plan* Create(const convgrad_problem&);
+typedef void Make(const convgrad_problem&, void* memory);
 // The functions of variant.cpp for an instruction set.
-#define CONVGRAD_CREATE(set) convgrad_plan_create_##set##_float, convgrad_plan_create_##set##_double
-Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4), convgrad_plan_create_amx_float;
+#define CONVGRAD_MAKE(set) convgrad_plan_make_##set##_float, convgrad_plan_make_##set##_double
+Make CONVGRAD_MAKE(baseline), CONVGRAD_MAKE(v3), CONVGRAD_MAKE(v4), convgrad_plan_make_amx_float;
 bool convgrad_amx_allowed();
 typedef bool Normalize(const convgrad_norm&, int threads);
 #define CONVGRAD_NORMALIZE(set) convgrad_normalize_##set##_float, convgrad_normalize_##set##_double
@@ -37,7 +37,7 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  Create* create[2];  // by float's arithmetic, by double's
+  Make* make[2];  // by float's arithmetic, by double's
   Normalize* normalize[2];
 };
 
@@ -50,7 +50,7 @@ const InstructionSet instruction_sets[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     {CONVGRAD_CREATE(v4)},
+     {CONVGRAD_MAKE(v4)},
      {CONVGRAD_NORMALIZE(v4)}},
 #endif
 #ifdef CONVGRAD_HAS_V3
@@ -58,15 +58,15 @@ const InstructionSet instruction_sets[] = {
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     {CONVGRAD_CREATE(v3)},
+     {CONVGRAD_MAKE(v3)},
      {CONVGRAD_NORMALIZE(v3)}},
 #endif
     {"baseline", [] { return true; },
-     {CONVGRAD_CREATE(baseline)},
+     {CONVGRAD_MAKE(baseline)},
      {CONVGRAD_NORMALIZE(baseline)}},
 #ifdef CONVGRAD_HAS_AMX
     {"amx", convgrad_amx_allowed,
-     {convgrad_plan_create_amx_float, convgrad_plan_create_v4_double},
+     {convgrad_plan_make_amx_float, convgrad_plan_make_v4_double},
      {CONVGRAD_NORMALIZE(v4)}},
 #endif
 };
@@ -97,6 +97,8 @@ constexpr int64_t kLine = 64;
 pthread_key_t key;
 const bool has_key = pthread_key_create(&key, free) == 0;
 
+const KeptPlan& content(const convgrad_plan* plan) { return *reinterpret_cast<const KeptPlan*>(plan); }
+
 bool known(int32_t dtype) { return dtype >= CONVGRAD_FLOAT32 && dtype <= CONVGRAD_FLOAT16; }
 
 // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
@@ -116,30 +118,27 @@ CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
   return !set;
 }
 
-CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* problem, const char* name) {
+CONVGRAD_EXPORT int32_t convgrad_plan_make(const convgrad_problem* problem, const char* name, convgrad_plan* plan) {
   const InstructionSet* const set = *name ? find(name) : selected.load();
-  if (!set || !known(problem->dtype)) return nullptr;
-  return set->create[problem->dtype == CONVGRAD_FLOAT64](*problem);
+  if (!set || !known(problem->dtype)) return 1;
+  set->make[problem->dtype == CONVGRAD_FLOAT64](*problem, plan);
+  return 0;
 }
 
-CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) {
-  if (plan) free(plan->ordinary);
-  free(plan);
-}
+CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { return content(plan).name; }
 
-CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { return plan->name; }
-
-CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* plan, const convgrad_tensors* tensors) {
+CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* made, const convgrad_tensors* tensors) {
+  const KeptPlan& plan = content(made);
   // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
   Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
   if (kept) pthread_setspecific(key, nullptr);
-  if (!kept || kept->bytes < plan->bytes) {
+  if (!kept || kept->bytes < plan.bytes) {
     free(kept);
-    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + plan->bytes)));
+    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + plan.bytes)));
     if (!kept) return 1;
-    kept->bytes = plan->bytes;
+    kept->bytes = plan.bytes;
   }
-  plan->run(*plan, *tensors, reinterpret_cast<char*>(kept) + kLine, threads_here(plan->threads));
+  plan.run(plan, *tensors, reinterpret_cast<char*>(kept) + kLine, threads_here(plan.threads));
   if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
   return 0;
 }

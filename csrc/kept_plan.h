@@ -1,13 +1,27 @@
-// A plan as dispatch.cpp sees it; the kernels of an instruction set put their own behind it (variant.cpp).
+// What is in the memory of a convgrad_plan, as dispatch.cpp sees it; the kernels of an instruction set put their own
+// behind it (variant.cpp).
 #pragma once
+
+#include <new>
+#include <type_traits>
 
 #include "convgrad_native.h"
 
-struct convgrad_plan {
+// Of the memory, all but for what amx.cpp puts in front of another kernels' plan.
+constexpr int kOrdinaryBytes = 704;
+
+struct KeptPlan {
   const char* name;
   int64_t bytes;  // of scratch memory, for all threads
   int threads;
   // With `threads` of the plan's or fewer. `memory` begins on a cache line.
-  void (*run)(const convgrad_plan& plan, const convgrad_tensors& tensors, char* memory, int threads);
-  convgrad_plan* ordinary = nullptr;  // for what this one cannot compute; freed with it
+  void (*run)(const KeptPlan& plan, const convgrad_tensors& tensors, char* memory, int threads);
 };
+
+// A new one of type P in the memory of a plan, of which it may take `most` bytes.
+template <class P, int most = CONVGRAD_PLAN_BYTES>
+P* keep(const P& plan, void* memory) {
+  static_assert(std::is_trivially_copyable<P>::value, "a plan is copied, and never freed");
+  static_assert(sizeof(P) <= most, "the memory of a plan must hold it");
+  return new (memory) P(plan);
+}

@@ -1,9 +1,5 @@
 // The kernels for one instruction set and one type of arithmetic, which several dtypes share. This file is compiled
 // once for each pair, with its own -march and name; all at the same time, if there are processors enough.
-#include <stdlib.h>
-
-#include <new>
-
 #include "depthwise.h"
 #include "grouped.h"
 #include "kept_plan.h"
@@ -21,35 +17,32 @@
 namespace {
 
 template <class Kernels>
-struct KeptPlan : convgrad_plan {
+struct PlanOf : KeptPlan {
   typename Kernels::Plan plan;
 };
 
 template <template <class, class, int> class Family, class S, class T>
-convgrad_plan* create_for(const char* name, const convgrad_problem& q) {
+void make_for(const char* name, const convgrad_problem& q, void* memory) {
   using Kernels = Family<S, T, kVectorBytes / int(sizeof(T))>;
-  void* memory = malloc(sizeof(KeptPlan<Kernels>));
-  if (!memory) return nullptr;
-  auto* kept = new (memory) KeptPlan<Kernels>{{}, Kernels::make_plan(q)};
-  kept->name = name, kept->threads = q.threads, kept->bytes = kept->plan.memory.bytes(q.threads);
-  kept->run = [](const convgrad_plan& p, const convgrad_tensors& t, char* memory, int threads) {
-    Kernels::run(static_cast<const KeptPlan<Kernels>&>(p).plan, t, memory, threads);
+  auto run = [](const KeptPlan& p, const convgrad_tensors& t, char* memory, int threads) {
+    Kernels::run(static_cast<const PlanOf<Kernels>&>(p).plan, t, memory, threads);
   };
-  return kept;
+  const auto plan = Kernels::make_plan(q);
+  keep<PlanOf<Kernels>, kOrdinaryBytes>({{name, plan.memory.bytes(q.threads), q.threads, run}, plan}, memory);
 }
 
 template <class S, class T>
-convgrad_plan* create(const convgrad_problem& q) {
+void make(const convgrad_problem& q, void* memory) {
   constexpr int N = kVectorBytes / int(sizeof(T));
   const bool depthwise = q.in_per_group == 1 && q.groups > 1;
   if (!depthwise && PointwisePlan::takes(q))
-    return q.layout == CONVGRAD_CHANNELS_LAST ? create_for<ChannelsLastPointwise, S, T>("pointwise", q)
-                                              : create_for<ContiguousPointwise, S, T>("pointwise", q);
-  if (depthwise && Planar<S, T, N>::takes(q)) return create_for<Planar, S, T>("planar", q);
+    return q.layout == CONVGRAD_CHANNELS_LAST ? make_for<ChannelsLastPointwise, S, T>("pointwise", q, memory)
+                                              : make_for<ContiguousPointwise, S, T>("pointwise", q, memory);
+  if (depthwise && Planar<S, T, N>::takes(q)) return make_for<Planar, S, T>("planar", q, memory);
   // Lanes that are channels, and images in contiguous layout, would be less than half in use where there are so few.
   const bool few = 2 * q.groups * (q.layout == CONVGRAD_CHANNELS_LAST ? 1 : q.batch) < N;
-  if (depthwise && !few) return create_for<Depthwise, S, T>("packed", q);
-  return create_for<Grouped, S, T>("grouped", q);
+  if (depthwise && !few) return make_for<Depthwise, S, T>("packed", q, memory);
+  make_for<Grouped, S, T>("grouped", q, memory);
 }
 
 template <class S, class T, class Activation>
@@ -85,9 +78,9 @@ auto with_storage(int32_t dtype, const Body& body) {
 
 }  // namespace
 
-convgrad_plan* CONVGRAD_NAMED(convgrad_plan_create, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
+void CONVGRAD_NAMED(convgrad_plan_make, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q, void* at) {
   typedef CONVGRAD_ARITHMETIC T;
-  return with_storage<T>(q.dtype, [&](auto element) { return create<decltype(element), T>(q); });
+  with_storage<T>(q.dtype, [&](auto element) { make<decltype(element), T>(q, at); });
 }
 
 bool CONVGRAD_NAMED(convgrad_normalize, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {

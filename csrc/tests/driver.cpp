@@ -253,9 +253,8 @@ bool check(Case& c, std::mt19937_64& rng) {
                                 outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
                                 biased ? rb.data.get() : nullptr};
-    const std::unique_ptr<convgrad_plan, void (*)(convgrad_plan*)> plan(convgrad_plan_create(&c.p, ""),
-                                                                       convgrad_plan_free);
-    if (!plan || convgrad_plan_run(plan.get(), &t) != 0) return false;
+    convgrad_plan plan;
+    if (convgrad_plan_make(&c.p, "", &plan) != 0 || convgrad_plan_run(&plan, &t) != 0) return false;
     const Integers& sr = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? sums_of_x : sb;
     if ((t.forward && !equal("forward", ry, bias ? biased_y : y, spoil ? &sy : nullptr)) ||
         (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx, spoil ? &sx : nullptr)) ||

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.check import in_child
-from convgrad.problem import PASSES, ConvProblem, Output, Pass
+from convgrad.problem import ConvProblem, Pass
 from convgrad.sizes import output_length
 
 from .native_cases import (
@@ -180,23 +180,9 @@ def test_more_memory_than_there_is_is_an_error() -> None:
     assert "with its padding" in BACKEND.reasons_against(p, ("forward",), x.device)[0]
 
 
-def test_a_plan_is_freed_with_its_kernel_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = library.load()
-    assert loaded is not None
-    freed: list[int] = []
-    monkeypatch.setattr(loaded, "convgrad_plan_free", freed.append)
-    p = ConvProblem.parse("mb2g4ic4ih9oc4kh3ph1")
-    x, w, g = operands(p)
-    alone: list[tuple[Output, ...]] = [(pass_,) for pass_ in PASSES]
-    for outputs in (*alone, *BACKEND.sweeps):
-        kernel = BACKEND.bind(p, outputs)
-        a, b = {"forward": (x, w), "grad_input": (g, w)}.get(outputs[0], (g, x))
-        kernel(a, b) if len(outputs) == 1 else kernel(g, x, w)
-        assert not freed, outputs
-        del kernel
-        gc.collect(1)  # all of memory would take 0.4 s each time
-        assert len(freed) == 1, outputs
-        freed.clear()
+def test_no_finalizer_runs_where_a_kernel_is_freed() -> None:
+    """A Ctrl-C that arrives in one is lost: it happened to one of a hundred that interrupted measurements."""
+    assert not weakref.getweakrefs(BACKEND.bind(ConvProblem.parse("mb2g4ic4ih9oc4kh3ph1"), ("forward",)))
 
 
 def test_kernels_run_at_once_on_several_threads() -> None:

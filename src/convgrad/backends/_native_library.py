@@ -10,7 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 10
+ABI = 11
+#: ``CONVGRAD_PLAN_BYTES``.
+_PLAN_BYTES = 1024
 
 # The structures of the header, as packed bytes: filling a `ctypes.Structure` costs five times as much.
 
@@ -63,10 +65,8 @@ def _try_load() -> tuple[ctypes.CDLL | None, str]:
 def _declare(library: ctypes.CDLL) -> None:
     library.convgrad_instruction_set.restype = ctypes.c_char_p
     library.convgrad_has.argtypes = library.convgrad_select.argtypes = (ctypes.c_char_p,)
-    library.convgrad_plan_create.restype = ctypes.c_void_p
-    library.convgrad_plan_create.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-    library.convgrad_plan_free.restype = None
-    library.convgrad_plan_free.argtypes = (ctypes.c_void_p,)
+    library.convgrad_plan_make.restype = ctypes.c_int32
+    library.convgrad_plan_make.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     library.convgrad_plan_name.restype = ctypes.c_char_p
     library.convgrad_plan_name.argtypes = (ctypes.c_void_p,)
     library.convgrad_plan_run.restype = ctypes.c_int32
@@ -85,24 +85,23 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
-def create_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, int]:
-    """The library, and the address of a new plan, which the caller frees by ``convgrad_plan_free``.
+def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:
+    """The library, and a ``convgrad_plan``: a value, with nothing behind it that must be freed.
 
     Args:
         problem: what `pack_problem` returns.
         set_name: the instruction set of its kernels, one that there is; the one in use where none is named.
 
     Raises:
-        RuntimeError: there is no library.
-        MemoryError: there is no memory for the plan.
+        RuntimeError: there is no library, or not this instruction set in it.
     """
     library = load()
     if library is None:
         raise RuntimeError(why_absent())
-    plan = library.convgrad_plan_create(problem, set_name.encode())
-    if not plan:
-        raise MemoryError("there is no memory for the plan of a convolution")
-    return library, plan
+    plan = ctypes.create_string_buffer(_PLAN_BYTES)
+    if library.convgrad_plan_make(problem, set_name.encode(), plan):
+        raise RuntimeError(f"there are no kernels for {set_name!r} in this build, or not on this processor")
+    return library, plan.raw
 
 
 def instruction_set() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from math import prod
 from struct import Struct
@@ -35,7 +34,7 @@ _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to w
 _NO_MEMORY = "there is no memory for the intermediate values of a convolution"
 
 #: ``convgrad_plan_run``.
-Run = Callable[[int, bytes], int]
+Run = Callable[[bytes, bytes], int]
 
 
 class NativeBackend(Backend):
@@ -83,19 +82,15 @@ class NativeBackend(Backend):
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        loaded, plan = library.create_plan(_packed(problem, outputs), self.instruction_set)
-        make = _bind_pass if len(outputs) == 1 else _bind_gradients
-        kernel = make(loaded.convgrad_plan_run, plan, problem, outputs)
-        weakref.finalize(kernel, loaded.convgrad_plan_free, plan).atexit = False
-        return kernel
+        loaded, plan = library.make_plan(_packed(problem, outputs), self.instruction_set)
+        bind = _bind_pass if len(outputs) == 1 else _bind_gradients
+        return bind(loaded.convgrad_plan_run, plan, problem, outputs)
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         if library.load() is None:
             return ""
-        loaded, plan = library.create_plan(_packed(problem, outputs), self.instruction_set)
-        name = loaded.convgrad_plan_name(plan).decode()
-        loaded.convgrad_plan_free(plan)
-        return name
+        loaded, plan = library.make_plan(_packed(problem, outputs), self.instruction_set)
+        return loaded.convgrad_plan_name(plan).decode()
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -144,7 +139,7 @@ _PACKED: dict[Output, Callable[[int, int, int, int], bytes]] = {
 }
 
 
-def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: Outputs) -> Kernel:
+def _bind_pass(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
     (shape, strides), packed, backward = _result(problem, outputs[0]), _PACKED[outputs[0]], outputs != ("forward",)
 
     def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
@@ -158,7 +153,7 @@ def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: Outputs) -> K
     return one_pass
 
 
-def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: Outputs) -> Kernel:
+def _bind_gradients(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
     """One of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
     (shape, strides), (weight_shape, weight_strides) = _result(problem, outputs[0]), _result(problem, "grad_weight")
     forward, bias = outputs[0] == "forward", "grad_bias" in outputs
