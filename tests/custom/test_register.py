@@ -13,6 +13,7 @@ from torch import Tensor
 import convgrad
 from convgrad import CheckError, ConvProblem
 from convgrad.backends import Backend
+from convgrad.testing import check_problem
 
 from .functions import WIDE, accepts, depthwise, forward, grad_input, grad_weight, operands, passed
 
@@ -86,6 +87,17 @@ def test_it_writes_into_a_tensor_that_it_is_given(kept: Any) -> None:
 @pytest.mark.parametrize("layout", ["strided", "any"])
 def test_any_strides(layout: Any) -> None:
     assert passed(convgrad.register("mine", forward=forward, accepts=accepts, layouts=layout, dtypes=WIDE, seconds=0.3))
+
+
+def test_a_function_may_allocate_what_it_needs() -> None:
+    """It cannot declare a workspace. README's kernel was verified, and then failed `convgrad check -b mine`."""
+
+    def windows(input: Tensor, weight: Tensor) -> Tensor:
+        return (F.pad(input, [2] * 4).unfold(2, 5, 1).unfold(3, 5, 1) * weight[:, 0, None, None]).sum((-2, -1))
+
+    convgrad.register("mine", forward=windows, args=("input", "weight"), accepts=lambda p: p.depthwise, verify=False)
+    results = check_problem("mine", "g16mb1ic16ih14oc16oh14kh5sh1ph2dh0", "forward")
+    assert {r.status for r in results} == {"passed", "skipped"}
 
 
 class Own(Backend):

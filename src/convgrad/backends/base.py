@@ -94,6 +94,8 @@ class Backend(ABC):
     from_pytorch: bool = False
     #: It is measured against the others, where measuring is on and no backend is requested, unless it `repeats_aten`.
     candidate: bool = True
+    #: Whether `workspace` says how much memory it needs; a user's function has no way to.
+    states_workspace: bool = True
     #: What a measurement depends on besides the library's release: a digest of a source, of a compiled library.
     version: str = ""
 

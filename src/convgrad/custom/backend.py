@@ -118,6 +118,8 @@ class CustomBackend(Backend):
 class FunctionsBackend(CustomBackend):
     """Functions that compute a pass each, or the gradients that a mask asks for."""
 
+    states_workspace = False
+
     def __init__(
         self,
         name: str,
