@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import math
 import random
 import warnings
+import weakref
 from functools import partial
 from typing import Any
 
@@ -53,6 +55,21 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     watch(monkeypatch, "normalize", lambda *args: seen.append(args[-1]))
     return seen
+
+
+@pytest.mark.parametrize("build", [Block, Drawing, Optional])  # traced, untraceable, in several tries
+def test_it_is_freed_with_the_last_reference(build: Any) -> None:
+    """The frames that tracing had looked at kept it, and what its callers held, until garbage was collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = build(nn.ReLU())
+        left = [weakref.ref(t) for t in (model, next(model.parameters()))]
+        convgrad.accelerate_(model)
+        del model
+        assert [there() for there in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

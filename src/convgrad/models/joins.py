@@ -261,8 +261,8 @@ def _graph(owner: nn.Module, mode: bool, sized: bool) -> tuple[fx.Graph, _Called
         twin = copy.deepcopy(owner, {id(t): t for t in _not_copied(owner)})  # a forward may change its modules
         for module in twin.modules():
             module.training = mode
+        tracer = _Tracer(opaque, shape)
         try:
-            tracer = _Tracer(opaque, shape)
             return tracer.trace(twin), tracer.called
         except Exception as error:
             known = inspect.unwrap(type(twin).forward).__globals__.values()
@@ -272,6 +272,8 @@ def _graph(owner: nn.Module, mode: bool, sized: bool) -> tuple[fx.Graph, _Called
             if sized or failed is None or failed in opaque:
                 raise
             opaque += (failed,)
+        finally:  # or its frames would keep the model, and whatever the callers hold, until garbage is collected
+            vars(tracer).clear()
 
 
 def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
