@@ -18,10 +18,10 @@ struct KeptPlan {
   void (*run)(const KeptPlan& plan, const convgrad_tensors& tensors, char* memory, int threads);
 };
 
-// A new one of type P in the memory of a plan, of which it may take `most` bytes.
-template <class P, int most = CONVGRAD_PLAN_BYTES>
+// A copy of a plan in the memory of a convgrad_plan, of which it may take so many bytes.
+template <class P, int kBytes>
 P* keep(const P& plan, void* memory) {
   static_assert(std::is_trivially_copyable<P>::value, "a plan is copied, and never freed");
-  static_assert(sizeof(P) <= most, "the memory of a plan must hold it");
+  static_assert(sizeof(P) <= kBytes, "the memory of a plan must hold it");
   return new (memory) P(plan);
 }

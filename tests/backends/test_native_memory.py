@@ -36,7 +36,7 @@ def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
 
 
 class Plan(ctypes.Structure):
-    """The first members of ``convgrad_plan``."""
+    """The first members of ``KeptPlan``."""
 
     _fields_ = (("name", ctypes.c_char_p), ("bytes", ctypes.c_int64))
 

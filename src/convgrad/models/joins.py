@@ -267,7 +267,7 @@ def _graph(owner: nn.Module, mode: bool, sized: bool) -> tuple[fx.Graph, _Called
         except Exception as error:
             known = inspect.unwrap(type(twin).forward).__globals__.values()
             named = {f.__code__: f for f in known if isinstance(f, FunctionType)}
-            codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+            codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
             failed = next((named[code] for code in codes if code in named), None)
             if sized or failed is None or failed in opaque:
                 raise
