@@ -1,7 +1,7 @@
 """The rules from the sweep: for each kind of problem the ways that are faster than PyTorch's call, written as a table.
 
     python benchmarks/derive.py benchmarks/results/sweep.csv           print the table, what it loses, what native gains
-    python benchmarks/derive.py benchmarks/results/sweep.csv --write   and put it into rules.py and docs/performance.md
+    python benchmarks/derive.py benchmarks/results/sweep.csv --write   and put it into rules.py and docs/rules.md
 
 The kinds are those of ``kind_of`` in rules.py. What the table loses is measured on problems that were held out: the
 rules of each fifth of the problems come from the others.
@@ -29,7 +29,7 @@ from convgrad.engine import rules
 from convgrad.problem import PASSES, ConvProblem, Pass
 
 RULES, RULE_LINES = Path(rules.__file__), ("# begin of the derived lines\n", "# end of the derived lines\n")
-DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "performance.md", ("<!-- sweep -->\n", "<!-- end -->\n")
+DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "rules.md", ("<!-- sweep -->\n", "<!-- end -->\n")
 FOLDS = 5
 #: What the table may name. Whether AVX2 is faster than AVX-512 is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.

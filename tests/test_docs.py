@@ -14,7 +14,9 @@ import subprocess
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 from threading import Thread
 
 import pytest
@@ -99,15 +101,45 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors(target), link
 
 
-def test_the_speeds_in_readme_are_those_of_the_results_that_its_rows_link_to():
-    rows = re.findall(r"^\| \[.*\]\((benchmarks/results/.*\.csv)\) \| (.*) \|$", README.read_text(), re.MULTILINE)
+RESULTS = ROOT / "benchmarks" / "results"
+LAYOUTS = ("contiguous", "channels_last")
+
+
+def results(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("page", "file"), [("README.md", r"\[.*\]\(.*/(steps-.*)\)"), ("docs/performance.md", "`(steps-.*)`")]
+)
+def test_the_speeds_of_steps_are_those_of_the_file_that_their_row_names(page, file):
+    rows = re.findall(rf"^\| .*{file} \| (.*) \|$", (ROOT / page).read_text(), re.MULTILINE)
     assert len(rows) > 5
-    for path, cells in rows:
-        with (ROOT / path).open(encoding="utf-8", newline="") as file:
-            measured = {(row["model"], row["layout"]): float(row["speed"]) for row in csv.DictReader(file)}
-        for model, cell in zip(("mobilenet_v2", "efficientnet_b0", "convnext_tiny"), cells.split(" | "), strict=True):
-            for layout, speed in zip(("contiguous", "channels_last"), cell.split(" / "), strict=False):
-                assert float(speed.rstrip("x")) == pytest.approx(measured[model, layout], abs=0.0051), (path, model)
+    models = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny", "resnet50", "regnet_y")
+    for name, cells in rows:
+        measured = {(row["model"], row["layout"]): float(row["speed"] or 0) for row in results(name)}
+        for model, cell in zip(models, cells.split("|"), strict=False):
+            for layout, speed in zip(LAYOUTS, cell.split("/"), strict=False):
+                if speed.strip():
+                    assert float(speed.strip().rstrip("x")) == pytest.approx(measured[model, layout], abs=0.0051), name
+
+
+def test_the_speeds_of_layers_are_those_of_the_file_that_their_row_names():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    for who, part in zip(("measured", "rules"), text.split("**By the rules alone:**"), strict=True):
+        rows = re.findall(r"^\| .*`(layers-.*)` \| (\d+) \| (.*) \|$", part, re.MULTILINE)
+        assert len(rows) > 5
+        for name, count, cells in rows:
+            timed = [row for row in results(name) if row["measured_speed"]]
+            assert len(timed) == int(count), name
+            if who == "measured":
+                assert all(float(row["measured_high"]) >= 0.97 for row in timed), name
+            for (layout, output), cell in zip(product(LAYOUTS, ("forward", "backward")), cells.split("|"), strict=True):
+                speeds = [float(r[f"{who}_speed"]) for r in timed if (r["layout"], r["output"]) == (layout, output)]
+                mean, worst = map(float, cell.split("/"))
+                assert mean == pytest.approx(geometric_mean(speeds), abs=0.0051), (name, who, layout, output)
+                assert worst == pytest.approx(min(speeds), abs=0.0051), (name, who, layout, output)
 
 
 def test_the_reference_has_every_public_name_and_each_is_described():

@@ -102,7 +102,7 @@ def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.Monke
     copy = tmp_path / "rules.py"
     copy.write_text(Path(rules.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(derive, "RULES", copy)
-    page = tmp_path / "performance.md"
+    page = tmp_path / "page.md"
     page.write_text("before\n<!-- sweep -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
     monkeypatch.setattr(derive, "DOCS", page)
     monkeypatch.setattr(sys, "argv", ["derive.py", made_up(tmp_path / "sweep.csv"), "--write"])
