@@ -99,6 +99,8 @@ def test_links_lead_somewhere(page):
             target = page.parent / file if file else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+            outside = target.suffix == ".md" and target.resolve().parent != page.parent
+            assert page.parent.name != "docs" or not outside, f"{link} is no page of `make docs`"
 
 
 RESULTS = ROOT / "benchmarks" / "results"
