@@ -36,6 +36,7 @@ namespace {
 constexpr int64_t kEdge = 16, kStep = 32;  // rows or columns of a tile; k of a step
 constexpr int64_t kTile = kEdge * kStep, kParts = 3 * kTile;
 constexpr int64_t kStepBytes = kParts * 2;
+constexpr int64_t kAhead = 3;              // pieces between what is packed and what is prefetched
 constexpr int64_t kMostSteps = 16;         // that are packed at once
 constexpr int64_t kMostPanels = 64;        // of pixels, for which the weight is packed once
 constexpr int64_t kInnerBytes = 3 << 19;   // of the inner operand
@@ -83,17 +84,23 @@ inline __m512i take_part(__m512& low, __m512& high) {
   return pairs;
 }
 
+// A step of 32 k of a panel, wherever it lies.
+struct Piece {
+  const float* at;
+  int64_t rows, terms;
+};
+
 // Packs panels for one side of the product. Every panel has `steps` of three tiles, one behind the other.
 class Packer {
  public:
   // Of an operand whose k lies along its lines, or of which a line holds one k of all rows (columns).
   Packer(bool left, bool along, int64_t line) : turns_(along != left), along_(along), line_(line) {}
 
-  // `rows` of an operand, or columns, that begin at `from`; `terms` k of them, as one step.
-  void pack(uint16_t* to, const float* from, int64_t rows, int64_t terms) {
+  // The memory of what is packed soon is prefetched.
+  void pack(uint16_t* to, const Piece& x, const Piece& soon) {
     static constexpr auto kernels = make_all<8>([](auto i) { return pack_step<i / 4, i / 2 % 2, i % 2>; });
-    const bool whole = rows >= kEdge && terms >= kStep;
-    largest_ = _mm512_max_epu16(largest_, kernels[4 * along_ + 2 * whole + turns_](to, from, line_, rows, terms));
+    const bool whole = x.rows >= kEdge && x.terms >= kStep;
+    largest_ = _mm512_max_epu16(largest_, kernels[4 * along_ + 2 * whole + turns_](to, x, soon.at, line_));
   }
 
   // Whether a number was infinite, NaN, or rounds to infinity.
@@ -104,16 +111,15 @@ class Packer {
  private:
   // The largest magnitudes, as the bits of bfloat16.
   template <bool Along, bool Whole, bool Turns>
-  static __m512i pack_step(uint16_t* to, const float* from, int64_t line, int64_t rows, int64_t terms) {
-    const int64_t lines = Along ? rows : terms, lanes = Along ? terms : rows;
+  static __m512i pack_step(uint16_t* to, const Piece& x, const float* soon, int64_t line) {
+    const int64_t lines = Along ? x.rows : x.terms, lanes = Along ? x.terms : x.rows;
     const int64_t next = Along ? 16 : 16 * line;  // from k to k + 16
     const __mmask16 here = Whole ? 0xffff : first(lanes), there = Whole ? 0xffff : Along ? first(lanes - 16) : here;
     __m512i largest = _mm512_setzero_si512();
-    const int64_t after = (Along ? kEdge : kStep) * line;  // to what is packed soon
     auto load = [&](int l, __m512& low, __m512& high) {
-      __builtin_prefetch(from + l * line + after), __builtin_prefetch(from + l * line + after + next);
-      low = _mm512_maskz_loadu_ps(Whole || l < lines ? here : 0, from + l * line);
-      high = _mm512_maskz_loadu_ps(Whole || l + (Along ? 0 : 16) < lines ? there : 0, from + l * line + next);
+      __builtin_prefetch(soon + l * line), __builtin_prefetch(soon + l * line + next);
+      low = _mm512_maskz_loadu_ps(Whole || l < lines ? here : 0, x.at + l * line);
+      high = _mm512_maskz_loadu_ps(Whole || l + (Along ? 0 : 16) < lines ? there : 0, x.at + l * line + next);
     };
     auto split = [&](int l, __m512 low, __m512 high) {  // a row of each of the three tiles
       const __m512i pairs = take_part(low, high);
@@ -316,11 +322,6 @@ class Call {
   }
 
  private:
-  // A step of 32 k of a panel, wherever it lies.
-  struct Piece {
-    const float* at;
-    int64_t rows, terms;
-  };
   static Place place(float* at, int64_t row, int64_t rows, int64_t columns) {
     return {at, row, least(kEdge, rows), least(kEdge, columns)};
   }
@@ -338,17 +339,12 @@ class Call {
   template <class At>
   void pack(uint16_t* to, Range panels, Range steps, bool left, bool along, int64_t line, const At& at) {
     Packer packer(left, along, line);
-    auto one = [&](int64_t i, int64_t k) {
-      const Piece x = at(i, k);
-      packer.pack(to + ((i - panels.low) * steps.size() + (k - steps.low)) * kParts, x.at, x.rows, x.terms);
+    const int64_t many = panels.size(), each = steps.size(), last = many * each - 1;
+    auto piece = [&](int64_t n) {
+      return along ? at(panels.low + n / each, steps.low + n % each) : at(panels.low + n % many, steps.low + n / many);
     };
-    if (along) {
-      for (int64_t i = panels.low; i < panels.high; ++i)
-        for (int64_t k = steps.low; k < steps.high; ++k) one(i, k);
-    } else {
-      for (int64_t k = steps.low; k < steps.high; ++k)
-        for (int64_t i = panels.low; i < panels.high; ++i) one(i, k);
-    }
+    for (int64_t n = 0; n <= last; ++n)
+      packer.pack(to + (along ? n : n % many * each + n / many) * kParts, piece(n), piece(least(n + kAhead, last)));
     note(packer);
   }
   void pack_weight(uint16_t* to, Range panels, Range steps) {

@@ -26,7 +26,6 @@ namespace {
 template <class S, class T, int N>
 struct Depthwise {
   static constexpr int64_t kLongPlane = 2048;  // bytes, from which on the processor's own prefetching is better
-  static constexpr int64_t kFewBytes = 16 * 1024, kFewPixels = 100;  // of a tensor: not worth a look at every row
   using Scratch = DepthwiseScratch<T>;
 
   const DepthwisePlan& p;
@@ -86,25 +85,22 @@ struct Depthwise {
       correlate.tile(s, b, r.grad_input, band, true, 0, g, static_cast<S*>(t.grad_input), p.input_tensor());
   }
 
-  // Prefetch the next unit's memory: at once where it will be in a cache, else during this one's arithmetic.
+  // Prefetch the next unit's memory during this one's arithmetic.
   void prefetch_next(Scratch& s, const Unit& next) const {
     s.prefetcher.clear();
     if (p.channels_last || p.tiles > 1 || next.images >= p.image_blocks) return;
     const Block b = block_of(next);
-    bool few = true;  // lines
     auto planes = [&](const void* tensor, const Tensor& x, int64_t multiplier, bool write) {
       const int64_t plane = x.pixels() * int64_t(sizeof(S)), bytes = b.live * multiplier * plane;
       if (plane > kLongPlane) return;
       const int64_t before = (b.image * p.channels + b.channel) * multiplier * plane;
       s.prefetcher.add(static_cast<const char*>(tensor) + before, bytes, write);
-      few = few && bytes <= kFewBytes;
     };
     if (p.needs_input()) planes(t.input, p.input_tensor(), 1, false);
     if (p.needs_grad_output()) planes(t.grad_output, p.output_tensor(0), p.multiplier, false);
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
-    const bool small = few && p.input_tensor().pixels() <= kFewPixels;
-    small && p.lanes == N ? s.prefetcher.at_once() : s.prefetcher.within(p.work * (p.lanes / N));
+    s.prefetcher.within(p.work * (p.lanes / N));
   }
 
   // Units that follow one another. `partial` receives an item's sums, of one block or of all.

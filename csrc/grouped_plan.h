@@ -69,8 +69,8 @@ struct GroupedPlan : Tiling {
   }
 };
 
-// Units of less than this many pixels take several images: the sums of a block of weights are loaded and stored once
-// a unit.
+// Units of less than this many pixels take several images: the sums of a block of weights are loaded and stored once a
+// unit. The passes without such sums lose up to a fifth by it in channels_last, and gain 3 % in contiguous layout.
 constexpr int64_t kUnitPixels = 256;
 
 inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes) {
@@ -89,7 +89,9 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   const int64_t line = most(vector, 64 / element_bytes), budget = kTileBytes / element_bytes;
   p.block_groups = p.channels_last ? least(p.groups, ceil_div(line, least(p.in_per_group, p.out_per_group))) : 1;
   p.lane_blocks = ceil_div(p.groups, p.block_groups);
-  p.images = least(ceil_div(kUnitPixels, most(1, pixels)), most(1, p.batch * p.lane_blocks / (4 * p.threads)));
+  const bool several = p.wants(CONVGRAD_GRAD_WEIGHT) || !p.channels_last;
+  const int64_t wanted = several ? ceil_div(kUnitPixels, most(1, pixels)) : 1;
+  p.images = least(wanted, most(1, p.batch * p.lane_blocks / (4 * p.threads)));
   // As many in each unit: the borders that are packed stay from one to the next.
   p.image_blocks = ceil_div(p.batch, most(1, least(p.images, p.batch)));
   p.images = ceil_div(p.batch, most(1, p.image_blocks));

@@ -34,13 +34,7 @@ class Prefetcher {
     lines_ += ceil_div(bytes, kLineBytes);
   }
 
-  // Prefetch everything now, or within so many multiply-adds.
-  void at_once() {
-    for (; parts_ > 0; --parts_) {
-      const Part& part = part_[parts_ - 1];
-      part.write ? prefetch<1>(part.at, part.lines * kLineBytes) : prefetch<0>(part.at, part.lines * kLineBytes);
-    }
-  }
+  // Prefetch all within so many multiply-adds.
   void within(int64_t work) { rate_ = ceil_div(lines_ * kLine, most(work, 1)); }
 
   // What is due with so many multiply-adds.
