@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import sys
 import threading
 import warnings
 
@@ -15,7 +16,7 @@ import convgrad
 from convgrad.diagnostics import Trace
 from convgrad.engine import Plan
 from convgrad.engine.events import observers
-from convgrad.models import observe_aten, takeover
+from convgrad.models import observe_aten, process, takeover
 
 from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel, world_of_one
 
@@ -50,6 +51,35 @@ def test_transposed(ours):
     with convgrad.use_backend("aten"):
         y = F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
         torch.testing.assert_close(got, (y, *torch.autograd.grad(y.square().sum(), (x, w))), rtol=1e-4, atol=1e-3)
+
+
+def test_an_interrupt_leaves_nothing_switched_off():
+    """One arrives where a Python function of the kernels begins, at each of them in turn."""
+    x, w, b = operands(requires_grad=True)
+    F.conv2d(x, w, b, groups=2).sum().backward()
+    interrupted = 0
+    for last in itertools.count(1):
+        calls = itertools.count(1)
+
+        def interrupt(frame, event, _, calls=calls, last=last):
+            if event == "call" and frame.f_code.co_filename == process.__file__ and next(calls) == last:
+                raise KeyboardInterrupt
+
+        try:
+            with takeover(), convgrad.use_backend(OURS):
+                F.conv2d(x, w, b, groups=2)  # its plan is there: what is interrupted is the call
+                sys.setprofile(interrupt)
+                try:
+                    F.conv2d(x, w, b, groups=2).sum().backward()
+                finally:
+                    sys.setprofile(None)
+        except KeyboardInterrupt:
+            interrupted += 1
+        assert torch.is_grad_enabled()
+        assert not process.thread.in_backend
+        if interrupted < last:
+            break
+    assert interrupted > 3
 
 
 def test_only_the_gradients_asked_for(ours):

@@ -85,19 +85,19 @@ _retired: deque[Any] = deque(maxlen=4096)
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more
-    """Convolutions in this block are PyTorch's own, and nothing is recorded for autograd, which lies above."""
+def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
+    """Call where convolutions are PyTorch's own, and nothing is recorded for autograd, which lies above.
 
-    __slots__ = ("_recorded",)
-
-    def __enter__(self) -> None:
+    This is no context manager: an interrupt that arrives where its methods begin would leave gradients off for good.
+    """
+    recorded = torch.is_grad_enabled()
+    try:
         thread.in_backend = True
-        self._recorded = torch.is_grad_enabled()
         record(False)
-
-    def __exit__(self, *exception: object) -> None:
-        record(self._recorded)
-        thread.in_backend = False
+        return compute(*arguments)
+    finally:
+        thread.in_backend = False  # first: an interrupt may arrive behind a call
+        record(recorded)
 
 
 def _kernel(op: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,11 +116,10 @@ def _kernel(op: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(keyset, a, b, c, *raw)
         plan: Any = find(name, raw, a, b, c, None, True)
         if plan.__class__ is tuple:
-            with inside():
-                plan = plan_of(plan, raw, a, b, c)
+            plan = _inside(plan_of, plan, raw, a, b, c)
         if plan is not None and _open["takeover"] and not plan.aten:
-            with inside(), without_autocast():  # which is on where a backward pass runs in its block
-                return plan.gradients(a, b, c) if backward else plan.contract(a, b, c)
+            with without_autocast():  # which is on where a backward pass runs in its block
+                return _inside(plan.gradients if backward else plan.contract, a, b, c)
         if plan is not None and watched:
             call = partial(original, keyset, a, b, c, *raw)
             return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", call)
