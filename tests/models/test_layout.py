@@ -122,6 +122,14 @@ def test_auto_leaves_a_model_that_does_not_run_in_channels_last():
     model(image()).sum().backward()
 
 
+def test_auto_leaves_a_model_that_does_not_train_on_the_inputs():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4))
+    report = accelerate_(model, "auto", example_inputs=image()[:1])
+    assert report.memory_format is None
+    assert report.layout.startswith("not measured, since a training step on these inputs fails: Expected more than 1")
+    report.restore()
+
+
 def test_auto_measures_with_example_inputs():
     model = nn.Sequential(nn.Conv2d(4, 4, 3))
     report = accelerate_(model, "auto", example_inputs=image())
