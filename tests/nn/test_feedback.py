@@ -91,6 +91,14 @@ def test_batchwise_random_magnitudes_are_drawn_in_each_forward_and_keep_the_sign
     torch.testing.assert_close(got, want)
 
 
+def test_complex_weights_are_drawn_around_zero() -> None:
+    made = FeedbackConv1d(8, 64, 3, dtype=torch.complex64)
+    for weight in (made.weight, made.feedback_weight):
+        for part in torch.view_as_real(weight.detach()).unbind(-1):
+            assert part.abs().max() <= 24**-0.5
+            assert part.mean().abs() < 0.03  # ten times its standard deviation
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_of_the_mirror_is_the_correlation_of_noise_with_its_image(name: str) -> None:
     """Akrout et al. 2019: the change of B is y x^T for noise x and y = W x, with decay; here with matrices."""

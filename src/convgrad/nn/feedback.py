@@ -42,7 +42,9 @@ __all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTr
 
 def _random(weight: Tensor) -> Tensor:
     """Another weight of the distribution from which torch's convolutions draw theirs."""
-    return (2 * torch.rand_like(weight) - 1) / math.sqrt(max(1, weight.shape[1:].numel()))
+    parts = torch.view_as_real(weight) if weight.is_complex() else weight
+    drawn = (2 * torch.rand_like(parts) - 1) / math.sqrt(max(1, weight.shape[1:].numel()))
+    return torch.view_as_complex(drawn) if weight.is_complex() else drawn
 
 
 #: rule -> what ``feedback_weight`` is (None: there is none), and how the weight of the way back follows from (W, it).
