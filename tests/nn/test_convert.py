@@ -331,3 +331,12 @@ def test_shadow_weights_are_clipped(way: str) -> None:
         shadow.data.copy_(values)
         nn.clip_(net)
         torch.testing.assert_close(shadow.data, torch.tensor(want))
+
+
+def test_the_input_of_a_layer_may_have_any_name() -> None:
+    class Named(torch.nn.Conv1d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    layer, x = nn.parametrize_(Named(2, 3, 3), nn.ShiftQ()), torch.randn(1, 2, 8)
+    torch.testing.assert_close(layer(x=x), layer(x), rtol=0, atol=0)

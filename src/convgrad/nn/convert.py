@@ -281,7 +281,7 @@ class _Bias(nn.Module):
 def _with_input(
     scheme: Scheme, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The hook that quantizes the input of a layer."""
+    """The hook that quantizes the input of a layer: the first argument, whatever its name."""
     if args:
         return (scheme.input(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "input": scheme.input(kwargs["input"])}
+    return args, {**kwargs, **{name: scheme.input(value) for name, value in list(kwargs.items())[:1]}}
