@@ -88,14 +88,18 @@ def derived(rows: Sequence[Row]) -> Table:
 
 
 def _ways(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
-    gains = {}
-    for way in TAKEN:
-        if some := [row.times["aten"] / row.times[way] for row in rows if way in row.times]:
-            gains[way] = geometric_mean(some)
-    best = max(gains, key=lambda way: gains[way], default=None)
+    gains = {way: gain for way in TAKEN if (gain := _gain(rows, way, "aten"))}
+    beaten = {way for way in gains if any((_gain(rows, other, way) or 1) > 1 for other in gains)}
+    best = max(gains, key=lambda way: (way not in beaten, gains[way]), default=None)
     if best is not None and gains[best] >= _CLEAR:
         yield best, round(gains[best], 1)
         yield from _ways([row for row in rows if best not in row.times])
+
+
+def _gain(rows: Sequence[Row], way: str, over: str) -> float | None:
+    """How many times as fast as another a way is, where both were measured."""
+    some = [row.times[over] / row.times[way] for row in rows if {way, over} <= row.times.keys()]
+    return geometric_mean(some) if some else None
 
 
 def taken(table: Table, row: Row) -> str:

@@ -34,7 +34,7 @@ ROWS = [
     ("mb4g2ic8ih9oc8kh3", ("forward",), ["aten"]),  # no line about it
     ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
     ("mb4ic8ih9oc8kh3", BOTH, ["native"]),
-    ("mb4ic90ih9oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
+    ("mb4ic60ih9oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
     ("mb4g2ic544ih2oc544kh1", ("grad_input",), ["aten"]),  # several products are grouped
     ("mb2ic80ih9oc8kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb2ic80ih9oc8kh3", BOTH, ["im2col", "im2col"]),  # it has no call for both
@@ -117,7 +117,8 @@ def test_on_a_gpu_like_one_that_was_timed(
         ("ic512iw256oc512", ["native:amx", "aten:matmul"]),
         ("ic96iw6000oc384", ["native:amx", "native", "aten:matmul"]),
         ("ic640iw6000oc640", ["native:amx", "aten:matmul"]),
-        ("ic64iw6000oc640", ["native", "aten:matmul"]),
+        ("ic64iw6000oc640", ["native:amx", "native", "aten:matmul"]),
+        ("ic60iw6000oc640", ["native", "aten:matmul"]),
         ("ic64iw6000oc40", ["aten:matmul"]),
     ],
 )
@@ -262,10 +263,10 @@ def test_a_result_of_few_channels(text: str, outputs: tuple[Output, ...], kind: 
         ("mb1ic64id7oc64kd1", 2, None),
         ("mb1ic64id7oc64kd1 channels_last", 2, "pointwise"),  # copied first
         ("mb5ic64ih9oc64kh1", 2, "pointwise"),
-        ("mb15ic96ih9oc96kh1", 1, "wide product"),  # not small
-        ("mb15ic96ih9oc96kh1", 2, "pointwise"),
-        ("mb15ic96ih9oc96kh1 float64", 1, "pointwise"),
-        ("mb30ic95ih9oc96kh1", 1, "pointwise"),
+        ("mb16ic64ih9oc96kh1", 1, "wide product"),  # not small
+        ("mb16ic64ih9oc96kh1", 2, "pointwise"),
+        ("mb16ic64ih9oc96kh1 float64", 1, "pointwise"),
+        ("mb30ic63ih9oc96kh1", 1, "pointwise"),
         ("mb2ic8ih9oc16kh3 float64", 1, None),
         ("mb2ic16ih32oc16kh3 float64", 1, "dense"),
         ("mb1g2ic8ih9oc16kh3", 1, "grouped"),

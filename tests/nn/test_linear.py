@@ -163,7 +163,7 @@ CALLS: dict[str, Any] = {
 
 @NEEDS_KERNELS
 def test_a_plain_call_is_ours(small: None) -> None:
-    ours, theirs = pair(64, 128, dtype=torch.float32)
+    ours, theirs = pair(64, 48, dtype=torch.float32)
     for x in (X, X[:960], nn.Parameter(X)):
         with Trace() as seen:
             torch.testing.assert_close(ours(x), theirs(x))
@@ -191,7 +191,7 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
     monkeypatch.setattr(rules, "mkl_at_its_best", lambda: True)
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
     measurements.reload()
-    ours, theirs = pair(64, 128, dtype=torch.float32)
+    ours, theirs = pair(64, 48, dtype=torch.float32)
 
     def backends(x: Tensor) -> list[str]:
         with Trace() as seen:
@@ -200,7 +200,7 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
         return [r.backend for r in seen]
 
     assert backends(X[:960]) == []
-    problem = ConvProblem.parse("mb1ic64ih1iw960oc128kh1kw1 bias channels_last")
+    problem = ConvProblem.parse("mb1ic64ih1iw960oc48kh1kw1 bias channels_last")
     for way, time, ran in (("aten:matmul", 0.6, []), ("im2col", 0.5, ["im2col"])):
         found = Measurement({"aten": [1.0], way: [time]})
         measurements.add(problem, ("forward",), torch.device("cpu"), found)

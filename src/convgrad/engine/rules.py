@@ -24,25 +24,26 @@ from .environment import mkl_at_its_best
 TABLE: dict[str, dict[str, float]] = {
     "dense": {"native": 3.0},
     "depthwise": {"native": 7.8},
-    "emulated": {"native": 8.7, "aten:float32": 3.9},
+    "emulated": {"native": 8.6, "aten:float32": 3.9},
     "grouped": {"native": 3.1},
     "narrow": {"native": 2.5},
     "patches": {"native": 2.6},
-    "pointwise": {"native": 1.7},
+    "pointwise": {"native": 1.9},
     "volume": {"native": 2.8},
-    "wide product": {"native:amx": 1.5, "native": 1.2},
-    "wide volume": {"aten:mkldnn": 2.1},
+    "wide product": {"native:amx": 1.8, "native": 1.3},
+    "wide volume": {"native": 1.9, "aten:mkldnn": 2.3},
 }
 # end of the derived lines
 
 #: FLOPs of a pass up to which PyTorch's autograd, whose calls take up to 45 us less than ours, gains more than a kernel
 #: can; and of a matrix product, in which ours gain least.
 _SMALL, _SMALL_PRODUCT = 1e6, 3e6
-#: Channels on both sides, and FLOPs of a pass and thread, from which AMX gains more than packing for it takes.
-_WIDE, _LARGE_PRODUCT = 96, 2e7
+#: Channels on both sides from which AMX gains more than packing for it takes.
+_WIDE = 64
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
-#: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
+#: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
+#: which packing for AMX pays.
 _LARGE = 1e7
 
 #: Compute capabilities of the GPUs on which ours were timed: Hopper, see benchmarks/results/gpu-h100.md.
@@ -76,7 +77,7 @@ def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | Non
         return "grouped"
     if not problem.matrix_product:
         return "narrow" if narrow else "dense"
-    wide = min(problem.in_channels, problem.out_channels) >= _WIDE and problem.flops >= _LARGE_PRODUCT * threads()
+    wide = min(problem.in_channels, problem.out_channels) >= _WIDE and problem.flops >= _LARGE * threads()
     return "wide product" if wide and problem.dtype is torch.float32 else "pointwise"
 
 
