@@ -74,8 +74,7 @@ def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 1
     """``input`` as fixed-point numbers: ``integer_bits`` (one is the sign), the point, and ``fraction_bits``.
 
     It is rounded down and clipped to what the bits can hold; the gradient is passed on unchanged (an infinity gets
-    none).
-    DeepShift's own function stops at ``2 ** (integer_bits - 1) - 1``; this one uses the numbers above too.
+    none). DeepShift's own function stops at ``2 ** (integer_bits - 1) - 1``; this one uses the numbers above too.
 
     Args:
         input: a floating-point tensor.

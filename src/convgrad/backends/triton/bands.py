@@ -1,4 +1,4 @@
-"""Shapes of the tiles of `banded`: plain integers, without triton. **No figure here was measured on a GPU.**"""
+"""Shapes of the tiles of `banded`: plain integers, without triton."""
 
 from __future__ import annotations
 
