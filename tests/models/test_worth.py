@@ -42,12 +42,13 @@ def test_on_a_gpu_autocast_may_make_bfloat16_of_float32(device: str, expected: b
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_on_a_cpu_it_may_if_autocast_is_on(autocast: bool) -> None:
+@pytest.mark.parametrize("fast", [torch.float16, torch.float32])
+def test_on_a_cpu_it_gets_what_autocast_makes_of_it_now(autocast: bool, fast: torch.dtype) -> None:
     def chosen(problem: ConvProblem, *_: object) -> Any:
-        return plan("native" if problem.dtype is torch.float16 else "aten", "by rule: slow")
+        return plan("native" if problem.dtype is fast else "aten", "by rule: fast")
 
     with torch.autocast("cpu", torch.float16, enabled=autocast):
-        assert worth_replacing(torch.nn.Conv2d(8, 8, 3), None, chosen) == autocast
+        assert worth_replacing(torch.nn.Conv2d(8, 8, 3), None, chosen) == (autocast == (fast is torch.float16))
 
 
 @pytest.mark.parametrize(("lacking", "expected"), [("", False), ("all", True)])

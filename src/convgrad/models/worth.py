@@ -50,13 +50,13 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
 
     On a GPU the rules prefer others for large layers alone, and a small one that is replaced for nothing takes the
     processor longer. So there the rules count only where sizes are known. A layer in float32 gets bfloat16 there too,
-    by autocast, for which the rules take more; on a CPU it may if autocast is on now.
+    by autocast, for which the rules take more; on a CPU it gets what autocast is on for now, and nothing else.
     """
     d, device = len(module.kernel_size), module.weight.device
     dtypes = {module.weight.dtype}
-    by_autocast = autocast_dtype("cpu") if device.type == "cpu" else torch.bfloat16
-    if by_autocast and torch.float32 in dtypes:
-        dtypes.add(by_autocast)
+    if dtypes == {torch.float32}:
+        on_cpu = {autocast_dtype("cpu") or torch.float32}
+        dtypes = on_cpu if device.type == "cpu" else {torch.float32, torch.bfloat16}
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
     formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))
