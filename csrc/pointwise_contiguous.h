@@ -108,17 +108,27 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     }
   }
 
-  // The same as [vector of channels][pixel][channel].
+  // The same as [vector of channels][pixel][channel]. The memory of a few columns further on is prefetched: at the end
+  // of a block that of the next channels, or of the next block, which begins where this one ends.
   void turn(T* to, const Operand& from, const Block& block) const {
+    constexpr int64_t kAhead = 4 * kLine;
     const int64_t pixels = p.pixels, image = from.all * pixels;
+    auto place = [&](int64_t c, const Column& at) { return from.tensor + c * pixels + at.image * image + at.pixel; };
     for (int64_t c = from.channels.low; c < from.channels.high; c += N, to += pitch(block.vectors * N))
       for (int64_t v = 0; v < block.vectors; ++v) {
         const Column& at = block.columns[v];
-        const S* const x = from.tensor + c * pixels + at.image * image + at.pixel;
+        const S* const x = place(c, at);
         Vec<T, N> rows[N];
         if (v % kLine == 0) {
+          const int64_t soon = v + kAhead;
+          const S* next = x + kAhead * N;
+          if (soon < block.vectors) {
+            next = place(c, block.columns[soon]);
+          } else if (c + N < from.channels.high) {
+            next = place(c + N, block.columns[soon % block.vectors]);
+          }
 #pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) __builtin_prefetch(x + (N + l) * pixels);
+          for (int l = 0; l < N; ++l) __builtin_prefetch(next + l * pixels);
         }
         if (at.whole && c + N <= from.channels.high) {
 #pragma GCC unroll 16

@@ -15,7 +15,7 @@ constexpr int kPointwiseRows = kVectorBytes == 64 ? 8 : 4, kPointwiseColumns = 3
 constexpr int64_t kFewPixelsBytes = kVectorBytes == 64 ? 4 * kTileBytes : kTileBytes;
 constexpr int64_t kBlockBytes = kVectorBytes == 64 ? kTileBytes : kTileBytes / 2;
 // Weights whose sums are loaded and stored so fast that a block for them need not be long, but fits into the first-level
-// cache. (Not tried with AVX-512.)
+// cache. (With AVX-512 that is slower on average.)
 constexpr int64_t kFewSumsBytes = kVectorBytes == 64 ? 0 : kTileBytes / 4;
 
 // A vector of columns: the pixel it begins with, and how many of its lanes there are. Where it is `whole` all are, in
