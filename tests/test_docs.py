@@ -128,20 +128,20 @@ def test_the_speeds_of_steps_are_those_of_the_file_that_their_row_names(page, fi
 
 
 def test_the_speeds_of_layers_are_those_of_the_file_that_their_row_names():
-    text = (ROOT / "docs" / "performance.md").read_text()
+    text, slow = (ROOT / "docs" / "performance.md").read_text(), []
     for who, part in zip(("measured", "rules"), text.split("**By the rules alone:**"), strict=True):
         rows = re.findall(r"^\| .*`(layers-.*)` \| (\d+) \| (.*) \|$", part, re.MULTILINE)
         assert len(rows) > 5
         for name, count, cells in rows:
             timed = [row for row in results(name) if row["measured_speed"]]
             assert len(timed) == int(count), name
-            if who == "measured":
-                assert all(float(row["measured_high"]) >= 0.97 for row in timed), name
+            slow += [row["problem"] for row in timed if who == "measured" and float(row["measured_high"]) < 0.97]
             for (layout, output), cell in zip(product(LAYOUTS, ("forward", "backward")), cells.split("|"), strict=True):
                 speeds = [float(r[f"{who}_speed"]) for r in timed if (r["layout"], r["output"]) == (layout, output)]
                 mean, worst = map(float, cell.split("/"))
                 assert mean == pytest.approx(geometric_mean(speeds), abs=0.0051), (name, who, layout, output)
                 assert worst == pytest.approx(min(speeds), abs=0.0051), (name, who, layout, output)
+    assert len(slow) == 1  # as the page says
 
 
 def test_the_reference_has_every_public_name_and_each_is_described():
