@@ -193,6 +193,20 @@ inline Vec<T, N> load_first(const S* from, int64_t live) {
   return load<T, N>(buffer);
 }
 
+// Fewer than N lanes: halves, quarters ... of the vector.
+template <class U, int N>
+inline void store_part(void* to, Vec<U, N> v, int64_t live) {
+  if constexpr (N > 1) {
+    Vec<U, N / 2> half;
+    memcpy(&half, &v, sizeof(half));
+    if (live >= N / 2) {
+      memcpy(to, &half, sizeof(half));
+      memcpy(&half, reinterpret_cast<char*>(&v) + sizeof(half), sizeof(half));
+      to = static_cast<char*>(to) + sizeof(half), live -= N / 2;
+    }
+    store_part<U, N / 2>(to, half, live);
+  }
+}
 template <class T, int N, class S>
 inline void store_first(S* to, Vec<T, N> v, int64_t live) {
   if (live >= N) return store<T, N>(to, v);
@@ -203,9 +217,13 @@ inline void store_first(S* to, Vec<T, N> v, int64_t live) {
   if constexpr (sizeof(S) == 2 && N == 16)
     return _mm256_mask_storeu_epi16(to, mask, bit_cast<__m256i>(narrow<N>(v, S{})));
 #endif
-  S buffer[N];
-  store<T, N>(buffer, v);
-  memcpy(to, buffer, sizeof(S) * static_cast<size_t>(live));
+  if constexpr (sizeof(S) == sizeof(T)) {
+    store_part<T, N>(to, v, live);
+  } else {  // in halves, GCC would not keep the sums of depthwise kernels in registers
+    S buffer[N];
+    store<T, N>(buffer, v);
+    memcpy(to, buffer, sizeof(S) * static_cast<size_t>(live));
+  }
 }
 
 // One element, through the same conversions as a vector's lanes.
