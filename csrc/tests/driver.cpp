@@ -337,9 +337,10 @@ bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
                  near("grad_bias", double(gb.data[c]), sum, terms);
     each([&](size_t i) {
       const double xhat = (double(x[i]) - m) * scale, moved = grad(i) - sum / count - xhat * product / count;
-      const double z = xhat * weight + bias;
+      const double z = xhat * weight + bias, factor = std::fabs(weight * scale);
+      const double summands = factor * (std::fabs(grad(i)) + (std::fabs(sum) + std::fabs(xhat * product)) / count);
       right = right && near("output", double(y.data[i]), n.activation ? z * sigmoid(z) : z) &&
-              (!whole || near("grad_input", double(gx.data[i]), moved * weight * scale));
+              (!whole || near("grad_input", double(gx.data[i]), moved * weight * scale, std::max(1.0, summands)));
     });
     if (!right) return false;
   }
