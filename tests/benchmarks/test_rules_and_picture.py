@@ -138,6 +138,11 @@ def test_a_second_way_where_the_first_cannot() -> None:
     assert [derive.taken(derive.derived(rows), r) for r in (*rows, row())] == ["native", "aten:float32", "aten"]
 
 
+def test_ways_are_compared_where_both_were_measured() -> None:
+    rows = [row(native=0.8), row(native=0.2, aten_float32=0.25)]  # of which float32 gains more, 4.0 instead of 2.5
+    assert derive.derived(rows) == {"grouped": {"native": 2.5}}
+
+
 def test_what_gains_nothing_is_not_taken() -> None:
     assert derive.derived([row(native=0.99), row(native=1.0)]) == {"grouped": {}}
     assert derive.derived([row(native=0.5), row(native=2.2)]) == {"grouped": {}}

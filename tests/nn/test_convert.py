@@ -340,3 +340,5 @@ def test_the_input_of_a_layer_may_have_any_name() -> None:
 
     layer, x = nn.parametrize_(Named(2, 3, 3), nn.ShiftQ()), torch.randn(1, 2, 8)
     torch.testing.assert_close(layer(x=x), layer(x), rtol=0, atol=0)
+    up, x = nn.parametrize_(torch.nn.ConvTranspose1d(2, 3, 3, stride=2), nn.ShiftQ()), torch.randn(1, 2, 8)
+    torch.testing.assert_close(up(output_size=[18], input=x), up(x, [18]), rtol=0, atol=0)

@@ -281,7 +281,8 @@ class _Bias(nn.Module):
 def _with_input(
     scheme: Scheme, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The hook that quantizes the input of a layer: the first argument, whatever its name."""
+    """The hook that quantizes the input of a layer: the argument of that name, or else the first."""
     if args:
         return (scheme.input(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, **{name: scheme.input(value) for name, value in list(kwargs.items())[:1]}}
+    names = ["input"] if "input" in kwargs else list(kwargs)[:1]
+    return args, {**kwargs, **{name: scheme.input(kwargs[name]) for name in names}}
