@@ -39,7 +39,8 @@ X86_SETS = {
     "baseline": ("-Os", ""),  # for processors without AVX2: half as large, and a call takes 1.4 to 1.6 times as long
     "v3": ("-march=x86-64-v3", "CONVGRAD_HAS_V3"),
     "v4": ("-march=x86-64-v4", "CONVGRAD_HAS_V4"),
-    "amx": ("-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16", "CONVGRAD_HAS_AMX"),  # some of float's, beside v4's
+    # some of float's, beside v4's
+    "amx": ("-march=x86-64-v4 -mavx512bf16 -mavx512vbmi2 -mamx-tile -mamx-bf16", "CONVGRAD_HAS_AMX"),
 }
 
 

@@ -26,7 +26,7 @@ import torch
 
 from convgrad._compat import channels_last_of, cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Results, conditions_here, deadline, prepare
-from convgrad.engine import backends, measure_now, measurements
+from convgrad.engine import backends, get_backend, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.sizes import Dimension, fields_of, output_length
 
@@ -190,6 +190,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=[1], nargs="+", help="in turn; one named twice gets more time")
     parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
     parser.add_argument("--only", choices=sorted(names), help="problems of one kind")
+    parser.add_argument("--by", choices=WAYS, help="problems that this way computes")
     parser.add_argument("--skip", type=int, default=0, help="begin behind so many problems")
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
     options = parser.parse_args()
@@ -207,7 +208,7 @@ def main() -> int:
             torch.set_num_threads(threads)
             problem = random_problem(next(numbers[threads]), threads)
             missing = [p for p in PASSES if not results.done(problem=problem, threads=threads, **{"pass": p})]
-            if not missing:
+            if not missing or (options.by and get_backend(options.by).reasons_against(problem, PASSES[:1], CPU)):
                 continue
             fixed = {"problem": str(problem), "lacking": cpu_lacks(problem.dtype)}
             for row in rows(problem):

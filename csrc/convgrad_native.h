@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct, a signature or what a number stands for changes; the loader refuses another number. */
-#define CONVGRAD_ABI 11
+#define CONVGRAD_ABI 12
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,7 +50,7 @@ typedef struct {
 
 /* All that is worked out once for a problem: which kernels compute it, its tiles, the size of its scratch memory. It
  * may be copied, and there is nothing to free. */
-#define CONVGRAD_PLAN_BYTES 1024
+#define CONVGRAD_PLAN_BYTES 1536
 typedef struct {
   int64_t content[CONVGRAD_PLAN_BYTES / 8];
 } convgrad_plan;

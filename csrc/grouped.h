@@ -150,7 +150,7 @@ struct Grouped {
     const Grouped call = {p, t, weights};
     std::atomic<bool> infinite_sums{false};
     T* const partial = p.partial.in(memory);
-    auto pack = [&](Range blocks) {
+    auto pack = [&](Range blocks, const Scratch&) {
       for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, p.weight.in(memory), i);
     };
     auto scratch = [&](int64_t thread) {

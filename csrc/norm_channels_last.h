@@ -30,7 +30,7 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     void* memory = aligned_alloc(64, static_cast<size_t>(ceil_div(bytes, 64) * 64));
     if (!memory) return false;
     sums = static_cast<double*>(memory), few = reinterpret_cast<T*>(sums + values), coefficients = few + values;
-    const auto prepare = [&](Range of) {
+    const auto prepare = [&](Range of, int) {
       for (int64_t v = of.low; v < of.high; ++v) prepare_vector(v);
     };
     const auto finish = [&](Range of) {

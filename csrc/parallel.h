@@ -16,16 +16,16 @@ int omp_get_num_threads(void);
 
 namespace {
 
-// First `prepare(range)` for shares of [0, prepared); then every item on whichever thread is free, `run(scratch of the
-// thread, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
+// First `prepare(range, scratch of the thread)` for shares of [0, prepared); then every item on whichever thread is free,
+// `run(scratch, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
 template <class Prepare, class Scratch, class Run, class AddUp>
 void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_t items, const Scratch& scratch,
                const Run& run, int64_t sums, const AddUp& add_up) {
   std::atomic<int64_t> next{0};
   auto work = [&](int64_t thread, int64_t count) {  // the runtime may give fewer threads than requested, never more
     auto wait_for_all = [&] { count > 1 ? GOMP_barrier() : void(); };
-    if (prepared) prepare(share(prepared, thread, count)), wait_for_all();
     auto s = scratch(thread);
+    if (prepared) prepare(share(prepared, thread, count), s), wait_for_all();
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(s, item);
     if (sums) wait_for_all(), add_up(share(sums, thread, count));
   };
@@ -34,7 +34,7 @@ void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_
   auto enter = [](void* data) { (*static_cast<decltype(work)*>(data))(omp_get_thread_num(), omp_get_num_threads()); };
   GOMP_parallel(enter, &work, static_cast<unsigned>(threads), 0);
 }
-inline void nothing(Range) {}
+constexpr auto nothing = [](auto&&...) {};
 
 // The items alone.
 template <class Run>

@@ -82,7 +82,7 @@ class Pointwise {
   template <class Call>
   static void run_call(const Call& call, char* memory, int threads) {
     const Plan& p = call.p;
-    auto pack = [&](Range all) {
+    auto pack = [&](Range all, const Scratch&) {
       for (int64_t i = all.low, group; i < all.high; i = (group + 1) * p.panels) {
         group = i / p.panels;
         call.pack_weights(group, {i - group * p.panels, least(p.panels, all.high - group * p.panels)});

@@ -24,6 +24,15 @@ pytestmark = pytest.mark.skipif(bool(library.why_not("amx")), reason="no process
         "mb2ic48ih40oc36kh1",  # more pixels than are
         "mb1ic17iw700oc70kw1",
         "mb2ic20id3ih6iw5oc40kd1kh1kw1",
+        "mb2ic33ih9oc40kh3ph1",  # ragged, and a border
+        "mb2ic33ih9oc40kh3ph1 channels_last",
+        "mb3ic16ih40oc48kh3ph1sh2",  # remainders of a stride; several boxes
+        "mb1ic70iw900oc20ow450kw5sw2pw2",
+        "mb1ic18ih12oc18kh2sh3",  # elements that nothing reads
+        "mb2ic32ih13oc16kh3dh2ph3",
+        "g3mb2ic60id4ih6iw7oc48kd3kh3kw3pd1ph1pw1",
+        "g2mb2ic40ih5oc40kh1",
+        "mb1ic16ih9oc32kh4sh2ph1 transposed",
     ],
 )
 def test_the_conformance_suite_passes(text: str, output: Output) -> None:
@@ -34,9 +43,13 @@ def test_the_conformance_suite_passes(text: str, output: Output) -> None:
 
 @pytest.mark.parametrize("layout", ["", " channels_last"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_it_is_as_near_to_float64_as_pytorchs_kernels(layout: str, threads: int) -> None:
-    """On sums long enough for rounding to show, whatever the threads share out."""
-    p = ConvProblem.parse(f"mb4ic300ih14oc200kh1{layout}")
+@pytest.mark.parametrize("size", ["mb4ic300ih14oc200kh1", "mb4ic150ih14oc100kh3ph1"])
+def test_it_is_as_near_to_float64_as_pytorchs_kernels(size: str, layout: str, threads: int) -> None:
+    """On sums long enough for rounding to show, whatever the threads share out.
+
+    The squares of PyTorch's own errors differ by up to a factor of ten between layouts.
+    """
+    p = ConvProblem.parse(size + layout)
     x, w, g = (
         torch.randn(p.shape_of(slot)).to(memory_format=p.memory_format) for slot in ("input", "weight", "output")
     )
@@ -47,7 +60,7 @@ def test_it_is_as_near_to_float64_as_pytorchs_kernels(layout: str, threads: int)
             name: (get_backend(name).bind(p, (pass_,))(*operands).double() - exact).pow(2).mean().item()
             for name in ("native:amx", "aten")
         }
-        assert errors["native:amx"] <= 1.1 * errors["aten"], (pass_, errors)
+        assert errors["native:amx"] <= 1.25 * errors["aten"], (pass_, errors)
 
 
 def test_onednn_finds_its_own_tiles_again() -> None:
@@ -66,9 +79,24 @@ def test_it_says_what_it_does_not_compute() -> None:
     def reasons(text: str) -> str:
         return "; ".join(get_backend("native:amx").reasons_against(ConvProblem.parse(text), PASSES[:1], CPU))
 
-    assert not reasons("mb1ic16ih4oc16kh1")
-    for text in ("g2mb1ic32ih4oc32kh1", "mb1ic16ih8oc16kh3", "mb1ic16ih8oc16kh1sh2"):
-        assert "pointwise convolutions of float32 in one group" in reasons(text)
-    assert "of float32" in reasons("mb1ic16ih4oc16kh1 float64")
-    assert "16 channels on both sides" in reasons("mb1ic15ih4oc16kh1")
+    for text in ("mb1ic16ih4oc16kh1", "g2mb1ic32ih4oc32kh1", "mb1ic16ih8oc16kh3", "mb1ic16ih8oc16kh1sh2"):
+        assert not reasons(text)
+    assert "it computes float32" in reasons("mb1ic16ih4oc16kh1 float64")
+    assert "16 channels a group on both sides" in reasons("mb1ic15ih4oc16kh1")
+    assert "16 channels a group on both sides" in reasons("g2mb1ic32ih8oc16kh3")
     assert "16 pixels" in reasons("mb1ic16ih3oc16kh1")
+    assert "too large" in reasons("mb1ic2048ih9oc2048kh5")  # the packed weight would take 600 MB
+    assert "too large" in reasons("mb1ic512ih300oc16kh3dh140ph140")  # what one position reads, 240 MB
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.4e38])
+@pytest.mark.parametrize("output", PASSES)
+def test_infinities_reach_exactly_the_results_whose_sums_they_are_in(output: Output, value: float) -> None:
+    """3.4e38 is finite, and rounds to infinity in bfloat16."""
+    p = ConvProblem.parse("mb2ic32ih8oc32kh3ph1")
+    slots = {"forward": ("input", "weight"), "grad_input": ("output", "weight"), "grad_weight": ("output", "input")}
+    a, b = (torch.randn(p.shape_of(slot)) for slot in slots[output])
+    a.view(-1)[77] = value
+    found = get_backend("native:amx").bind(p, (output,))(a, b)
+    exact = get_backend("reference").bind(p, (output,))(a, b)
+    assert torch.equal(found.isfinite(), exact.isfinite())

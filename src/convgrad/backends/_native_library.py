@@ -10,9 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 11
+ABI = 12
 #: ``CONVGRAD_PLAN_BYTES``.
-_PLAN_BYTES = 1024
+_PLAN_BYTES = 1536
 
 # The structures of the header, as packed bytes: filling a `ctypes.Structure` costs five times as much.
 

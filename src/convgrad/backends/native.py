@@ -58,13 +58,8 @@ class NativeBackend(Backend):
         reasons = []
         if device.type != "cpu":
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
-        if not problem.depthwise and not problem.matrix_product and max(_group(problem)) > MOST_A_GROUP:
-            inputs, outputs_ = _group(problem)
-            reasons.append(
-                f"it computes depthwise convolutions, those with at most {MOST_A_GROUP} channels a group, and "
-                "pointwise ones of stride 1 without padding; "
-                f"here a group has {inputs} input and {outputs_} output channels"
-            )
+        if reason := self._wrong_size(problem):
+            reasons.append(reason)
         if problem.dtype not in DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
         elements = problem.in_channels * prod(dim.padded for dim in problem.dims)
@@ -80,6 +75,16 @@ class NativeBackend(Backend):
         if missing := library.why_not(self.instruction_set) if self.instruction_set else library.why_absent():
             reasons.append(missing)
         return reasons
+
+    def _wrong_size(self, problem: ConvProblem) -> str:
+        """Why its kernels are not made for so many channels; empty where they are."""
+        inputs, outputs = _group(problem)
+        if problem.depthwise or problem.matrix_product or max(inputs, outputs) <= MOST_A_GROUP:
+            return ""
+        return (
+            f"it computes depthwise convolutions, those with at most {MOST_A_GROUP} channels a group, and pointwise "
+            f"ones of stride 1 without padding; here a group has {inputs} input and {outputs} output channels"
+        )
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         loaded, plan = library.make_plan(_packed(problem, outputs), self.instruction_set)
@@ -105,22 +110,26 @@ class NativeAvx2Backend(NativeBackend):
 
 
 class NativeAmxBackend(NativeBackend):
-    """Pointwise convolutions of float32 on the tiles of AMX: products of the three bfloat16 parts of each number."""
+    """Convolutions of float32 with many channels on the tiles of AMX: products of three bfloat16 parts of a number."""
 
     name = "native:amx"
-    summary = "pointwise convolutions of float32 on the tiles of AMX, as products of bfloat16 parts"
+    summary = "convolutions of float32 with many channels on the tiles of AMX, as products of bfloat16 parts"
     sweeps = ()
     padding_modes = ("zeros",)
     instruction_set = "amx"
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        reasons = []
-        if not problem.matrix_product or problem.groups > 1 or problem.dtype is not torch.float32:
-            reasons.append("it computes pointwise convolutions of float32 in one group, of stride 1 without padding")
-        sizes = problem.in_channels, problem.out_channels, problem.batch * prod(problem.output_size)
-        if min(sizes) < 16:  # what is left out of a product is within the error bound of a sum of 16
-            reasons.append("it needs 16 channels on both sides and 16 pixels: tiles of fewer are not full")
-        return super().reasons_against(problem, outputs, device) + reasons
+        reasons = super().reasons_against(problem, outputs, device)
+        if problem.dtype is not torch.float32:
+            reasons.append("it computes float32")
+        if not reasons and self.kernel_name(problem, outputs) != "amx":
+            reasons.append("it packs the whole weight, and what a kernel reaches, and these are too large for that")
+        return reasons
+
+    def _wrong_size(self, problem: ConvProblem) -> str:
+        if min(*_group(problem), problem.batch * prod(problem.output_size)) >= 16:
+            return ""  # what is left out of a product is within the error bound of a sum of 16
+        return "it needs 16 channels a group on both sides and 16 pixels: tiles of fewer are not full"
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
