@@ -34,6 +34,8 @@ FOLDS = 5
 #: What the table may name. Whether AVX2 is faster than AVX-512 is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.
 TAKEN = ("native", "native:amx", "aten:float32", "aten:channels_last", "aten:mkldnn")
+#: Where alone packing for the tiles of AMX pays: large problems.
+FOR_AMX = ("volume", "wide dense", "wide product", "wide volume")
 _LEAST_ROWS = 8  # of a cell of the table of gains
 _CLEAR = 1.05  # what a way must gain to be taken
 
@@ -77,23 +79,24 @@ def read(paths: Sequence[Path]) -> Iterator[Row]:
                 torch.set_num_threads(int(row["threads"]))
                 times = {way: float(row[way]) for way in WAYS if row[way]}
                 pass_: Pass = row["pass"]  # pyright: ignore[reportAssignmentType]
-                kind = rules.kind_of(problem, (pass_,), bool(row["lacking"]))
+                kind = rules.kind_of(problem, (pass_,), bool(row["lacking"]), "native:amx" in times)
                 yield Row(problem, kind, pass_, times, float(row["noise"]), row["lacking"])
 
 
 def derived(rows: Sequence[Row]) -> Table:
     """For each kind the fastest way, and what is faster than PyTorch where that cannot; with their gains."""
     kinds = sorted({row.kind for row in rows if row.kind})
-    return {kind: dict(_ways([row for row in rows if row.kind == kind])) for kind in kinds}
+    taken = {kind: [way for way in TAKEN if way != "native:amx" or kind in FOR_AMX] for kind in kinds}
+    return {kind: dict(_ways([row for row in rows if row.kind == kind], taken[kind])) for kind in kinds}
 
 
-def _ways(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
-    gains = {way: gain for way in TAKEN if (gain := _gain(rows, way, "aten"))}
+def _ways(rows: Sequence[Row], taken: Sequence[str]) -> Iterator[tuple[str, float]]:
+    gains = {way: gain for way in taken if (gain := _gain(rows, way, "aten"))}
     beaten = {way for way in gains if any((_gain(rows, other, way) or 1) > 1 for other in gains)}
     best = max(gains, key=lambda way: (way not in beaten, gains[way]), default=None)
     if best is not None and gains[best] >= _CLEAR:
         yield best, round(gains[best], 1)
-        yield from _ways([row for row in rows if best not in row.times])
+        yield from _ways([row for row in rows if best not in row.times], taken)
 
 
 def _gain(rows: Sequence[Row], way: str, over: str) -> float | None:

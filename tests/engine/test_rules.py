@@ -325,6 +325,37 @@ def test_where_onednn_needs_half_the_arithmetic_and_where_it_is_not_called(text:
 
 
 @pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mb8ic64ih28oc64kh3ph1", "wide dense"),
+        ("mb8ic64ih28oc64kh3ph1 channels_last", "wide dense"),
+        ("mb4ic128iw200oc128kw3pw1", "wide dense"),
+        ("mb1ic32id16oc32kd3pd1", "wide dense"),  # without AMX a volume of ours
+        ("mb8ic256ih28oc512kh1sh2", "wide dense"),
+        ("g2mb8ic512ih28oc512kh1", "wide dense"),
+        ("mb8ic256ih28oc512kh1", "wide product"),
+        ("mb8ic64ih28oc64kh3ph1 float64", "dense"),
+        ("mb8ic16ih28oc64kh3ph1", None),  # half of a tile
+        ("mb2ic512ih7oc512kh3ph1", None),  # each weight is in 98 products
+        ("mb1ic64ih8oc64kh3ph1", None),  # small
+        ("mb8ic256ih28oc32kh1sh2", None),  # few products for what is packed
+        ("g512mb8ic512ih28oc512kh7ph3", "depthwise"),
+    ],
+)
+def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "threads", lambda: 1)
+    assert kind_of(ConvProblem.parse(text), ("grad_weight",), emulated=False, amx=True) == kind
+    assert kind_of(ConvProblem.parse(text), ("grad_weight",), emulated=False) != "wide dense"
+
+
+def test_amx_comes_first_and_what_is_taken_without_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "TABLE", table_in_force())
+    ways = [way for way, _ in by_rule(ConvProblem.parse("mb1ic32id16oc32kd3pd1"), ("forward",), torch.device("cpu"))]
+    assert ways[:2] == ["native:amx", *table_in_force()["volume"]][:2]
+    assert "native" in ways
+
+
+@pytest.mark.parametrize(
     "text", ["ih9iw99kh5kw3ph2pw1", "id4ih7iw9kd7kh3kw3sd2dd1pd6ph1", "ih9oh4kh4sh3ph-2", "iw9kw9pw4"]
 )
 def test_the_part_of_products_inside_the_image(text: str) -> None:
@@ -346,7 +377,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 
 
 KINDS = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume", "wide volume",
-         "wide product"}  # fmt: skip
+         "wide product", "wide dense"}  # fmt: skip
 
 
 def test_every_kind_has_a_line() -> None:

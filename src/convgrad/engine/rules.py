@@ -25,21 +25,24 @@ TABLE: dict[str, dict[str, float]] = {
     "dense": {"native": 3.0},
     "depthwise": {"native": 7.8},
     "emulated": {"native": 8.6, "aten:float32": 3.9},
-    "grouped": {"native": 3.1},
+    "grouped": {"native": 3.0},
     "narrow": {"native": 2.5},
     "patches": {"native": 2.6},
     "pointwise": {"native": 1.9},
-    "volume": {"native": 2.8},
-    "wide product": {"native:amx": 1.8, "native": 1.3},
-    "wide volume": {"native": 1.9, "aten:mkldnn": 2.3},
+    "volume": {"native:amx": 4.5, "native": 2.8},
+    "wide dense": {"native:amx": 2.0},
+    "wide product": {"native:amx": 1.7, "native": 1.3},
+    "wide volume": {"native:amx": 4.8, "native": 1.9, "aten:mkldnn": 2.3},
 }
 # end of the derived lines
 
 #: FLOPs of a pass up to which PyTorch's autograd, whose calls take up to 45 us less than ours, gains more than a kernel
 #: can; and of a matrix product, in which ours gain least.
 _SMALL, _SMALL_PRODUCT = 1e6, 3e6
-#: Channels on both sides from which AMX gains more than packing for it takes.
+#: Channels on both sides from which AMX gains more than packing for it takes, in a pointwise convolution.
 _WIDE = 64
+#: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
+_FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 192, 24
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
@@ -54,13 +57,16 @@ _LARGE_ON_GPU = 6e8
 _WIDE_KERNEL = 9
 
 
-def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | None:
+def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool, amx: bool = False) -> str | None:
     """What the table calls a problem on a CPU; None of one that is PyTorch's in any case.
 
     Args:
         outputs: the passes asked for.
         emulated: the processor has no arithmetic for its 16 bits, with which PyTorch is slow unless it is depthwise.
+        amx: ours for the tiles of AMX compute it.
     """
+    if amx and _fills_tiles(problem):
+        return "wide dense"
     if _mostly_padding(problem):
         return None
     if problem.depthwise:
@@ -84,13 +90,15 @@ def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | Non
 def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     lacking = cpu_lacks(problem.dtype)
-    kind = kind_of(problem, outputs, bool(lacking)) if device.type == "cpu" else None
-    for_mkl = device.type == "cpu" and not lacking and mkl_at_its_best() and _is_linear(problem)
-    for way, gain in TABLE.get(kind or "", {}).items():
-        if for_mkl and not _beats_mkl(way, problem):
-            break
-        if way != "aten:float32" or worth_converting(problem, outputs, lacking):
-            yield way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average"
+    on_cpu = device.type == "cpu"
+    for_mkl = on_cpu and not lacking and mkl_at_its_best() and _is_linear(problem)
+    kinds = (kind_of(problem, outputs, bool(lacking), amx) for amx in (True, False) if on_cpu)
+    for kind in dict.fromkeys(kinds):
+        for way, gain in TABLE.get(kind or "", {}).items():
+            if for_mkl and not _beats_mkl(way, problem):
+                break
+            if way != "aten:float32" or worth_converting(problem, outputs, lacking):
+                yield way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average"
     if timed_on(device) and device.type != "cpu":
         yield from _on_gpu(problem)
     if for_mkl:
@@ -168,6 +176,14 @@ def _beats_mkl(way: str, p: ConvProblem) -> bool:
     if way == "native:amx":
         return many or 3 / (1 / rows + 1 / p.in_channels + 1 / p.out_channels) >= _MEAN_SIZE
     return many and p.in_channels <= 512 and p.out_channels >= 48 and avx512_here()
+
+
+def _fills_tiles(p: ConvProblem) -> bool:
+    """Tiles of AMX gain more than packing takes: that of the weight, which is in many products, and of the rest."""
+    if p.dtype is not torch.float32 or p.flops < _LARGE * threads() or (p.matrix_product and p.groups == 1):
+        return False
+    channels, products = min(p.in_channels, p.out_channels) // p.groups, p.batch * prod(p.output_size)
+    return channels >= _FULL_TILE and products >= _MANY_PRODUCTS and p.flops >= _INTENSE * p.least_bytes
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
