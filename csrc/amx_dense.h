@@ -28,7 +28,7 @@ class AmxDense {
     auto scratch = [&](int64_t thread) { return p.memory.of_thread(memory_, thread); };
     const int64_t panels = p.groups * p.result_panels();
     auto prepare = [&](Range some, char* own) {
-      for (int64_t i = some.low; i < some.high; ++i) pack_weight(own, i);
+      for (int64_t i = some.low; i < some.high; ++i) pack_weight(own, i, packed_weight(i));
     };
     auto add_up = [&](Range some) {
       for (int64_t i = some.low; i < some.high; ++i) store_weight(i);
@@ -38,7 +38,7 @@ class AmxDense {
       p.sums ? sum_weight(own, item) : compute(own, item);
     };
     run_items(
-        threads, p.sums ? 0 : panels, prepare, p.groups * p.parts * p.segments, scratch, run, p.sums ? panels : 0,
+        threads, p.sums || p.late ? 0 : panels, prepare, p.groups * p.parts * p.segments, scratch, run, p.sums ? panels : 0,
         add_up);
     return !infinite_;
   }
@@ -134,8 +134,9 @@ class AmxDense {
 
   // ---- forward and grad_input ----
 
+  uint16_t* packed_weight(int64_t panel) const { return p.weight.in(memory_) + panel * p.taps * p.steps * kParts; }
   // A panel of the results' channels: [class][step][tap].
-  void pack_weight(char* own, int64_t panel) {
+  void pack_weight(char* own, int64_t panel, uint16_t* to) {
     const int64_t group = panel / p.result_panels(), row = panel % p.result_panels() * kEdge;
     const int64_t rows = least(kEdge, p.results - row), inputs = p.backward ? p.results : p.sources;
     const float* const bias = static_cast<const float*>(t.bias);
@@ -148,14 +149,17 @@ class AmxDense {
     int64_t tap = inputs;
     if (float* const turned = p.turned.in(own)) {  // [output][tap][input], as in channels_last
       tap = p.backward ? kEdge : inputs;
-      for (int64_t o = 0; o < outputs; ++o)
-        turn(from + (o * inputs + skipped) * p.taps, p.backward ? rows : inputs, turned + o * p.taps * tap, tap);
+      const int64_t next = p.backward ? 4 * inputs * p.taps : 0;  // far apart: prefetched
+      for (int64_t o = 0; o < outputs; ++o) {
+        const float* const at = from + (o * inputs + skipped) * p.taps;
+        for (int64_t i = 0; next && i < rows * p.taps; i += 16) __builtin_prefetch(at + next + i);
+        turn(at, p.backward ? rows : inputs, turned + o * p.taps * tap, tap);
+      }
       from = turned;
     } else {
       from += skipped;
     }
     const int64_t line = p.taps * tap;
-    uint16_t* to = p.weight.in(memory_) + panel * p.taps * p.steps * kParts;
     Largest largest;
     int64_t at[kStep];
     each_class([&](const int64_t* c, int64_t) {
@@ -182,14 +186,10 @@ class AmxDense {
   // The elements of `rows` kernels, to lines of `line` kernels.
   void turn(const float* from, int64_t rows, float* to, int64_t line) const {
     for (int64_t i = 0; i < rows; i += kEdge)
-      for (int64_t j = 0; j < p.taps; j += kEdge) {
-        Square v;
-        for (int l = 0; l < 16; ++l)
-          v[l] = (Vec<float, 16>)_mm512_maskz_loadu_ps(i + l < rows ? first(p.taps - j) : 0,
-                                                       from + (i + l) * p.taps + j);
-        transpose<float, 16>(v);
-        for (int l = 0; l < 16 && j + l < p.taps; ++l)
-          _mm512_mask_storeu_ps(to + (j + l) * line + i, first(rows - i), (__m512)v[l]);
+      for (int64_t tap = 0; tap < p.taps; ++tap) {
+        const __mmask16 there = first(rows - i);
+        const __m512 v = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there, apart(), from + i * p.taps + tap, 4);
+        _mm512_mask_storeu_ps(to + tap * line + i, there, v);
       }
   }
 
@@ -229,8 +229,10 @@ class AmxDense {
         each_tap(c, [&](int64_t, int64_t shift) { steps_at[steps++] = (s * 3 * p.packed() + shift) * kStep; });
       for (Range two = panels; two.low < panels.high; two.low = two.high) {
         two.high = least(two.low + 2, panels.high);
-        const int64_t pieces = ((first_panel + two.low) * p.taps + before) * p.steps;
-        const uint16_t* const weight = p.weight.in(memory_) + pieces * kParts;
+        uint16_t* weight = p.late ? p.weight.in(own) : packed_weight(first_panel + two.low);
+        for (int64_t i = 0; p.late && i < two.size(); ++i)
+          pack_weight(own, first_panel + two.low + i, weight + i * p.taps * p.steps * kParts);
+        weight += before * p.steps * kParts;
         const Side right = {{weight, weight + p.taps * p.steps * kParts}, kTile};
         for (int64_t i = 0; i < count; i += 2) {
           const int64_t rows = least(2, count - i);
@@ -343,13 +345,16 @@ class AmxDense {
       }
     }
   }
+  // Where the weights of 16 input channels lie, but in channels_last.
+  __m512i apart() const {
+    return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                              _mm512_set1_epi32(int(p.taps)));
+  }
   // The sums of a panel of output channels, to where their weights lie.
   void store_weight(int64_t panel) {
     const int64_t group = panel / p.result_panels(), r = panel % p.result_panels() * kEdge;
     const int64_t row = p.source_panels() * kEdge, all = p.groups * p.group_sums();
     const float* const sums = p.partial.in(memory_) + group * p.group_sums();
-    const __m512i apart = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                             _mm512_set1_epi32(int(p.taps)));
     for (int64_t l = r; l < least(r + kEdge, p.results); ++l) {
       float* const to = static_cast<float*>(t.grad_weight) + (group * p.results + l) * p.sources * p.taps;
       for (int64_t c = 0; c < p.sources; c += kEdge)
@@ -361,7 +366,7 @@ class AmxDense {
           if (p.channels_last)
             _mm512_mask_storeu_ps(to + k * p.sources + c, there, (__m512)v);
           else
-            _mm512_mask_i32scatter_ps(to + c * p.taps + k, there, apart, (__m512)v, 4);
+            _mm512_mask_i32scatter_ps(to + c * p.taps + k, there, apart(), (__m512)v, 4);
         }
     }
   }
