@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kEdge = 16, kStep = 32;  // rows or columns of a tile; k of a step
 constexpr int64_t kTile = kEdge * kStep, kParts = 3 * kTile;
 constexpr int64_t kStepBytes = kParts * 2;
-constexpr int64_t kMostAtOnce = 24;        // steps that are added up in one go
+constexpr int64_t kMostAtOnce = 24;  // steps that are added up in one go
 
 // All eight tiles whole, while this lives; then the configuration that the thread had.
 class Tiles {
@@ -145,7 +145,8 @@ struct Place : TileAt {
     const __mmask16 there = first(columns);
     for (int64_t r = 0; r < rows; ++r, tile += kEdge) {
       const __m512 v = _mm512_load_ps(tile);
-      _mm512_mask_storeu_ps(at + r * row, there, adds ? _mm512_add_ps(v, _mm512_maskz_loadu_ps(there, at + r * row)) : v);
+      float* const to = at + r * row;
+      _mm512_mask_storeu_ps(to, there, adds ? _mm512_add_ps(v, _mm512_maskz_loadu_ps(there, to)) : v);
     }
   }
 };

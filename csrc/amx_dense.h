@@ -37,9 +37,8 @@ class AmxDense {
       const Tiles tiles;
       p.sums ? sum_weight(own, item) : compute(own, item);
     };
-    run_items(
-        threads, p.sums || p.late ? 0 : panels, prepare, p.groups * p.parts * p.segments, scratch, run, p.sums ? panels : 0,
-        add_up);
+    const int64_t items = p.groups * p.parts * p.segments;
+    run_items(threads, p.sums || p.late ? 0 : panels, prepare, items, scratch, run, p.sums ? panels : 0, add_up);
     return !infinite_;
   }
 

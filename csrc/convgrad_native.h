@@ -31,8 +31,8 @@ enum {
   CONVGRAD_TRANSPOSED_GRAD_BIAS = 16 /* the sum of input instead, `channels` values: a transposed convolution's */
 };
 
-/* A depthwise convolution (more than one group, in_per_group 1), a grouped one with few channels a group, or a
- * pointwise one: kernel and stride 1, no padding. Spatial dimensions that a problem lacks come first, with size, kernel
+/* A depthwise convolution (more than one group, in_per_group 1), a grouped or dense one, or a pointwise one: kernel and
+ * stride 1, no padding. Spatial dimensions that a problem lacks come first, with size, kernel
  * and stride 1. The weight has the problem's layout. */
 typedef struct {
   int64_t batch, groups, in_per_group, out_per_group;
@@ -60,8 +60,8 @@ int32_t convgrad_abi(void);
 /* Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline". */
 const char *convgrad_instruction_set(void);
 
-/* Whether this build, this processor and its system have an instruction set, or "amx", whose kernels for pointwise
- * convolutions of float32 stand beside those of x86-64-v4. */
+/* Whether this build, this processor and its system have an instruction set, or "amx", whose kernels for float32
+ * stand beside those of x86-64-v4. */
 int32_t convgrad_has(const char *name);
 
 /* Use another instruction set from now on (for tests); 0 if it is there, else 1. */

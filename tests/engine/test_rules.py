@@ -336,7 +336,7 @@ def test_where_onednn_needs_half_the_arithmetic_and_where_it_is_not_called(text:
         ("mb8ic256ih28oc512kh1", "wide product"),
         ("mb8ic64ih28oc64kh3ph1 float64", "dense"),
         ("mb8ic16ih28oc64kh3ph1", None),  # half of a tile
-        ("mb2ic512ih7oc512kh3ph1", None),  # each weight is in 98 products
+        ("mb1ic512ih7oc512kh3ph1", None),  # each weight is in 49 products
         ("mb1ic64ih8oc64kh3ph1", None),  # small
         ("mb8ic256ih28oc32kh1sh2", None),  # few products for what is packed
         ("g512mb8ic512ih28oc512kh7ph3", "depthwise"),

@@ -25,14 +25,14 @@ TABLE: dict[str, dict[str, float]] = {
     "dense": {"native": 3.0},
     "depthwise": {"native": 7.8},
     "emulated": {"native": 8.6, "aten:float32": 3.9},
-    "grouped": {"native": 3.0},
+    "grouped": {"native": 3.1},
     "narrow": {"native": 2.5},
     "patches": {"native": 2.6},
     "pointwise": {"native": 1.9},
-    "volume": {"native:amx": 4.5, "native": 2.8},
-    "wide dense": {"native:amx": 2.0},
+    "volume": {"native:amx": 4.9, "native": 2.8},
+    "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
-    "wide volume": {"native:amx": 4.8, "native": 1.9, "aten:mkldnn": 2.3},
+    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.3},
 }
 # end of the derived lines
 
@@ -42,7 +42,7 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 #: Channels on both sides from which AMX gains more than packing for it takes, in a pointwise convolution.
 _WIDE = 64
 #: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
-_FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 192, 24
+_FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 96, 24
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
