@@ -18,7 +18,7 @@ constexpr int64_t kMostBytes = 1 << 26;      // of a box of one position
 struct Reach {
   Axis axis;
   bool backward;
-  int64_t low, high, slots;  // the least and the largest shift
+  int64_t low, high, slots;  // shifts are from low to high
 
   struct Tap {
     int64_t element, slot, shift;  // position q of the results reads position q + shift of the slot
@@ -46,9 +46,10 @@ struct Reach {
   int64_t remainder(int64_t i) const { return i * axis.dilation - axis.padding - quotient(i) * axis.stride; }
 
   void find_reach() {
-    low = INT64_MAX, high = INT64_MIN, slots = backward ? 1 : least(axis.kernel, axis.stride);
-    for (int64_t c = 0; c < classes(); ++c)
-      for (int64_t i = 0; i < taps(c); ++i) low = least(low, tap(c, i).shift), high = most(high, tap(c, i).shift);
+    const int64_t reach = (axis.kernel - 1) * axis.dilation;
+    low = backward ? -floor_div(reach - axis.padding, axis.stride) : quotient(0);
+    high = backward ? -floor_div(-axis.padding, axis.stride) : quotient(axis.kernel - 1);
+    slots = backward ? 1 : least(axis.kernel, axis.stride);
   }
 };
 
@@ -139,7 +140,7 @@ inline AmxDensePlan make_amx_dense_plan(const convgrad_problem& q) {
   p.segments = p.all_boxes(), p.parts = 1;
   if (p.sums) {
     const int64_t sums = p.groups * p.group_sums();
-    p.segments = most(1, least(least(q.threads, p.segments), kMostSumsBytes / (sums * int64_t(sizeof(float)))));
+    p.segments = most(1, least(least(q.threads, p.segments), kMostSumsBytes / most(1, sums * int64_t(sizeof(float)))));
     p.parts = least(ceil_div(q.threads, p.segments * p.groups), ceil_div(p.source_panels(), 2));
     p.partial = p.memory.shared.add<float>(p.segments * sums);
     p.outer = p.memory.each.add<uint16_t>(p.outer_elements());

@@ -87,6 +87,7 @@ def test_it_says_what_it_does_not_compute() -> None:
     assert "16 pixels" in reasons("mb1ic16ih3oc16kh1")
     assert "too large" in reasons("mb1ic2048ih9oc2048kh5")  # the packed weight would take 600 MB
     assert "too large" in reasons("mb1ic512ih300oc16kh3dh140ph140")  # what one position reads, 240 MB
+    assert "too large" in reasons(f"mb1ic16iw{2**40}oc16kw{2**40 - 20}")  # at once, whatever the size
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.4e38])

@@ -351,8 +351,8 @@ def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: 
 def test_amx_comes_first_and_what_is_taken_without_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "TABLE", table_in_force())
     ways = [way for way, _ in by_rule(ConvProblem.parse("mb1ic32id16oc32kd3pd1"), ("forward",), torch.device("cpu"))]
-    assert ways[:2] == ["native:amx", *table_in_force()["volume"]][:2]
-    assert "native" in ways
+    assert ways[0] == "native:amx"
+    assert "native" in ways[1:]
 
 
 @pytest.mark.parametrize(

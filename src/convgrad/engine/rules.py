@@ -92,8 +92,10 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
     lacking = cpu_lacks(problem.dtype)
     on_cpu = device.type == "cpu"
     for_mkl = on_cpu and not lacking and mkl_at_its_best() and _is_linear(problem)
-    kinds = (kind_of(problem, outputs, bool(lacking), amx) for amx in (True, False) if on_cpu)
-    for kind in dict.fromkeys(kinds):
+    kinds = [kind_of(problem, outputs, bool(lacking), amx=True)] if on_cpu else []
+    if kinds == ["wide dense"]:
+        kinds.append(kind_of(problem, outputs, bool(lacking)))
+    for kind in kinds:
         for way, gain in TABLE.get(kind or "", {}).items():
             if for_mkl and not _beats_mkl(way, problem):
                 break
