@@ -32,7 +32,10 @@ from convgrad.sizes import Dimension, fields_of, output_length
 
 CPU = torch.device("cpu")
 #: What is measured.
-WAYS = ("aten", "native", "native:avx2", "native:amx", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn")
+WAYS = (
+    "aten", "native", "native:avx2", "native:amx", "native:winograd", "im2col", "aten:float32", "aten:channels_last",
+    "aten:mkldnn",
+)  # fmt: skip
 #: ``noise`` is how far two measurements of a way are from their mean, in the logarithm; of the way where it is most.
 COLUMNS = ("problem", "lacking", "pass", *WAYS, "noise", *CONDITIONS)
 KEY = ("problem", "pass", "threads")

@@ -9,22 +9,6 @@
 
 void convgrad_plan_make_v4_float(const convgrad_problem&, void* memory);
 
-namespace {
-
-template <class Call, class Plan>
-void keep_both(const convgrad_problem& q, const Plan& plan, void* memory) {
-  auto* p = keep<Plan, CONVGRAD_PLAN_BYTES - kOrdinaryBytes>(plan, memory);
-  convgrad_plan_make_v4_float(q, p + 1);
-  p->name = "amx", p->bytes = most(plan.memory.bytes(q.threads), reinterpret_cast<const KeptPlan*>(p + 1)->bytes);
-  p->run = [](const KeptPlan& kept, const convgrad_tensors& t, char* memory, int threads) {
-    const Plan& plan = static_cast<const Plan&>(kept);
-    const KeptPlan& ordinary = *reinterpret_cast<const KeptPlan*>(&plan + 1);
-    if (!Call(plan, t, memory).run(threads)) ordinary.run(ordinary, t, memory, threads);
-  };
-}
-
-}  // namespace
-
 // Whether the processor has what this file is compiled for, and Linux gives the process the tiles, which it does on
 // request.
 bool convgrad_amx_allowed() {
@@ -40,9 +24,10 @@ bool convgrad_amx_allowed() {
 void convgrad_plan_make_amx_float(const convgrad_problem& q, void* memory) {
   const int outputs = CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT;
   const bool one = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0;
-  if (!one || q.dtype != CONVGRAD_FLOAT32) return convgrad_plan_make_v4_float(q, memory);
-  if (amx_takes_pointwise(q)) return keep_both<AmxPointwise>(q, make_amx_pointwise_plan(q), memory);
+  const auto ordinary = convgrad_plan_make_v4_float;
+  if (!one || q.dtype != CONVGRAD_FLOAT32) return ordinary(q, memory);
+  if (amx_takes_pointwise(q)) return keep_in_front<AmxPointwise>("amx", make_amx_pointwise_plan(q), ordinary, q, memory);
   const AmxDensePlan dense = make_amx_dense_plan(q);
-  if (dense.fits(q)) return keep_both<AmxDense>(q, dense, memory);
-  convgrad_plan_make_v4_float(q, memory);
+  if (dense.fits(q)) return keep_in_front<AmxDense>("amx", dense, ordinary, q, memory);
+  ordinary(q, memory);
 }

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct, a signature or what a number stands for changes; the loader refuses another number. */
-#define CONVGRAD_ABI 12
+#define CONVGRAD_ABI 13
 
 #ifdef __cplusplus
 extern "C" {
@@ -60,18 +60,18 @@ int32_t convgrad_abi(void);
 /* Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline". */
 const char *convgrad_instruction_set(void);
 
-/* Whether this build, this processor and its system have an instruction set, or "amx", whose kernels for float32
- * stand beside those of x86-64-v4. */
+/* Whether this build, this processor and its system have an instruction set, "amx", whose kernels for float32 stand
+ * beside those of x86-64-v4, or "winograd", whose kernels of 3x3 stand beside those of each. */
 int32_t convgrad_has(const char *name);
 
 /* Use another instruction set from now on (for tests); 0 if it is there, else 1. */
 int32_t convgrad_select(const char *name);
 
-/* Make a plan for an instruction set, or where its name is empty for that in use; 0 on success, 1 for lack of this set
- * or an unknown dtype. */
-int32_t convgrad_plan_make(const convgrad_problem *problem, const char *set, convgrad_plan *plan);
+/* Make a plan for what `convgrad_has` knows by this name; 0 on success, 1 for lack of it or an unknown dtype. Empty and
+ * "winograd" mean the instruction set in use. */
+int32_t convgrad_plan_make(const convgrad_problem *problem, const char *name, convgrad_plan *plan);
 
-/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise" or "amx". */
+/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise", "amx" or "winograd". */
 const char *convgrad_plan_name(const convgrad_plan *plan);
 
 /* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,

@@ -27,6 +27,7 @@ typedef void Make(const convgrad_problem&, void* memory);
 // The functions of variant.cpp for an instruction set.
 #define CONVGRAD_MAKE(set) convgrad_plan_make_##set##_float, convgrad_plan_make_##set##_double
 Make CONVGRAD_MAKE(baseline), CONVGRAD_MAKE(v3), CONVGRAD_MAKE(v4), convgrad_plan_make_amx_float;
+Make CONVGRAD_MAKE(winograd_baseline), CONVGRAD_MAKE(winograd_v3), CONVGRAD_MAKE(winograd_v4);
 bool convgrad_amx_allowed();
 typedef bool Normalize(const convgrad_norm&, int threads);
 #define CONVGRAD_NORMALIZE(set) convgrad_normalize_##set##_float, convgrad_normalize_##set##_double
@@ -37,7 +38,7 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  Make* make[2];  // by float's arithmetic, by double's
+  Make *make[2], *winograd[2];  // by float's arithmetic, by double's
   Normalize* normalize[2];
 };
 
@@ -51,6 +52,7 @@ const InstructionSet instruction_sets[] = {
               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
      {CONVGRAD_MAKE(v4)},
+     {CONVGRAD_MAKE(winograd_v4)},
      {CONVGRAD_NORMALIZE(v4)}},
 #endif
 #ifdef CONVGRAD_HAS_V3
@@ -59,14 +61,17 @@ const InstructionSet instruction_sets[] = {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
      {CONVGRAD_MAKE(v3)},
+     {CONVGRAD_MAKE(winograd_v3)},
      {CONVGRAD_NORMALIZE(v3)}},
 #endif
     {"baseline", [] { return true; },
      {CONVGRAD_MAKE(baseline)},
+     {CONVGRAD_MAKE(winograd_baseline)},
      {CONVGRAD_NORMALIZE(baseline)}},
 #ifdef CONVGRAD_HAS_AMX
     {"amx", convgrad_amx_allowed,
      {convgrad_plan_make_amx_float, convgrad_plan_make_v4_double},
+     {CONVGRAD_MAKE(winograd_v4)},
      {CONVGRAD_NORMALIZE(v4)}},
 #endif
 };
@@ -79,6 +84,7 @@ const InstructionSet* find(const char* name = nullptr) {
 }
 
 std::atomic<const InstructionSet*> selected{find()};
+bool is_winograd(const char* name) { return strcmp(name, "winograd") == 0; }
 const pid_t loaded_in = getpid();
 
 // The most scratch memory that a thread keeps between two calls.
@@ -110,7 +116,7 @@ CONVGRAD_EXPORT int32_t convgrad_abi(void) { return CONVGRAD_ABI; }
 
 CONVGRAD_EXPORT const char* convgrad_instruction_set(void) { return selected.load()->name; }
 
-CONVGRAD_EXPORT int32_t convgrad_has(const char* name) { return find(name) != nullptr; }
+CONVGRAD_EXPORT int32_t convgrad_has(const char* name) { return is_winograd(name) || find(name); }
 
 CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
   const InstructionSet* const set = find(name);
@@ -119,9 +125,10 @@ CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
 }
 
 CONVGRAD_EXPORT int32_t convgrad_plan_make(const convgrad_problem* problem, const char* name, convgrad_plan* plan) {
-  const InstructionSet* const set = *name ? find(name) : selected.load();
+  const bool winograd = is_winograd(name);
+  const InstructionSet* const set = *name && !winograd ? find(name) : selected.load();
   if (!set || !known(problem->dtype)) return 1;
-  set->make[problem->dtype == CONVGRAD_FLOAT64](*problem, plan);
+  (winograd ? set->winograd : set->make)[problem->dtype == CONVGRAD_FLOAT64](*problem, plan);
   return 0;
 }
 

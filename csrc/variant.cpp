@@ -7,6 +7,7 @@
 #include "planar.h"
 #include "pointwise_channels_last.h"
 #include "pointwise_contiguous.h"
+#include "winograd.h"
 
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
 #error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"
@@ -81,6 +82,15 @@ auto with_storage(int32_t dtype, const Body& body) {
 void CONVGRAD_NAMED(convgrad_plan_make, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q, void* at) {
   typedef CONVGRAD_ARITHMETIC T;
   with_storage<T>(q.dtype, [&](auto element) { make<decltype(element), T>(q, at); });
+}
+
+// Of Winograd's algorithm where the problem is one for it; else of the ordinary kernels.
+void CONVGRAD_NAMED(convgrad_plan_make_winograd, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q,
+                                                                                        void* at) {
+  typedef CONVGRAD_ARITHMETIC T;
+  using Kernels = Winograd<T, kVectorBytes / int(sizeof(T))>;
+  const auto ordinary = CONVGRAD_NAMED(convgrad_plan_make, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC);
+  Kernels::takes(q) ? keep_in_front<Kernels>("winograd", Kernels::make_plan(q), ordinary, q, at) : ordinary(q, at);
 }
 
 bool CONVGRAD_NAMED(convgrad_normalize, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 12
+ABI = 13
 #: ``CONVGRAD_PLAN_BYTES``.
 _PLAN_BYTES = 1536
 

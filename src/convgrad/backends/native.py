@@ -9,9 +9,9 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, ConvProblem, Output, Outputs
+from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass
 from . import _native_library as library
-from .base import BOTH_GRADIENTS, Backend, Kernel
+from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import padded
 from .strides import usual_strides
 
@@ -47,8 +47,8 @@ class NativeBackend(Backend):
     summary = "compiled CPU kernels for depthwise, small-group and pointwise convolutions"
     sweeps = BOTH_GRADIENTS
     padding_modes = PADDING_MODES
-    #: Of its kernels; the best of the processor's where none is named.
-    instruction_set = ""
+    #: Which of the library's kernels: of an instruction set, of one algorithm; those of the best set where it is empty.
+    kernels = ""
 
     @property
     def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -72,7 +72,7 @@ class NativeBackend(Backend):
                     "it adds the gradients of the padding up in scratch memory, which holds at most "
                     f"{most} positions of input, output and padded input, here there are {positions}"
                 )
-        if missing := library.why_not(self.instruction_set) if self.instruction_set else library.why_absent():
+        if missing := library.why_not(self.kernels) if self.kernels else library.why_absent():
             reasons.append(missing)
         return reasons
 
@@ -87,14 +87,14 @@ class NativeBackend(Backend):
         )
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        loaded, plan = library.make_plan(_packed(problem, outputs), self.instruction_set)
+        loaded, plan = library.make_plan(_packed(problem, outputs), self.kernels)
         bind = _bind_pass if len(outputs) == 1 else _bind_gradients
         return bind(loaded.convgrad_plan_run, plan, problem, outputs)
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         if library.load() is None:
             return ""
-        loaded, plan = library.make_plan(_packed(problem, outputs), self.instruction_set)
+        loaded, plan = library.make_plan(_packed(problem, outputs), self.kernels)
         return loaded.convgrad_plan_name(plan).decode()
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
@@ -106,7 +106,7 @@ class NativeAvx2Backend(NativeBackend):
 
     name = "native:avx2"
     summary = "the kernels of native for AVX2, on a processor with AVX-512"
-    instruction_set = "x86-64-v3"
+    kernels = "x86-64-v3"
 
 
 class NativeAmxBackend(NativeBackend):
@@ -116,7 +116,7 @@ class NativeAmxBackend(NativeBackend):
     summary = "convolutions of float32 with many channels on the tiles of AMX, as products of bfloat16 parts"
     sweeps = ()
     padding_modes = ("zeros",)
-    instruction_set = "amx"
+    kernels = "amx"
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
@@ -130,6 +130,37 @@ class NativeAmxBackend(NativeBackend):
         if min(*_group(problem), problem.batch * prod(problem.output_size)) >= 16:
             return ""  # what is left out of a product is within the error bound of a sum of 16
         return "it needs 16 channels a group on both sides and 16 pixels: tiles of fewer are not full"
+
+
+class NativeWinogradBackend(NativeBackend):
+    """Convolutions with kernels of 3x3 and many channels, by 4 multiplications for each 9 of the definition.
+
+    Winograd's algorithm F(2x2, 3x3), and for grad_weight its derivative. Volumes have any depth of the kernel.
+    """
+
+    name = "native:winograd"
+    summary = "convolutions with kernels of 3x3 and many channels by fewer multiplications (Winograd)"
+    sweeps = ()
+    padding_modes = ("zeros",)
+    kernels = "winograd"
+
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+        reasons = super().reasons_against(problem, outputs, device)
+        if problem.dtype not in (torch.float32, torch.float64):
+            reasons.append("it computes float32 and float64")
+        if problem.kernel_size[-2:] != (3, 3) or max(problem.stride) > 1:
+            reasons.append("it computes kernels of 3x3, or 3x3 in the last two of three dimensions, with stride 1")
+        if not reasons and self.kernel_name(problem, outputs) != self.kernels:
+            reasons.append("it transforms the whole weight, which is too large for that")
+        return reasons
+
+    def _wrong_size(self, problem: ConvProblem) -> str:
+        if min(_group(problem)) >= 16:
+            return ""
+        return "it needs 16 channels a group on both sides: vectors of fewer are not full"
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return "transform"
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:

@@ -1,0 +1,525 @@
+// Convolutions with kernels of 3x3 by fewer multiplications: 16 for each 2x2 results and channel, where the definition
+// has 36 (Winograd's algorithm F(2x2, 3x3); Lavin and Gray, arXiv:1509.09308).
+//
+// In one dimension, two results of the four values d and the kernel g are
+//   y = A^T [(G g) * (B^T d)],  B^T d = (d0 - d2, d1 + d2, d2 - d1, d1 - d3),  A^T m = (m0 + m1 + m2, m1 - m2 - m3),
+//   G g = (g0, (g0 + g1 + g2) / 2, (g0 - g1 + g2) / 2, g2),
+// and a tile of 4x4 values is transformed along both. All factors are powers of two, so integers stay exact. Summed
+// over channels, the products of each of the 16 frequencies are a product of matrices, the tiles' by the weights'.
+// grad_input is the same with the kernel turned; grad_weight is the derivative,
+//   grad_g = G^T [(A grad_y) * (B^T d)],
+// summed over tiles before G^T is applied. The depth of a volume is not transformed: its kernel elements are more
+// terms of the sums.
+//
+// The lanes of a vector are channels. A unit of work is a stretch of tiles in one row; several make a block, whose
+// transformed values stay in the cache.
+#pragma once
+
+#include <atomic>
+
+#include "kept_plan.h"
+#include "memory.h"
+#include "parallel.h"
+#include "pointwise_kernels.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int kFrequencies = 16;
+
+template <class T, int N>
+class Winograd {
+ public:
+  struct Plan : KeptPlan {
+    int64_t images, groups, sources, results;  // channels of a group
+    bool channels_last, backward, sums;        // grad_input; grad_weight
+    int64_t source[3], result[3];              // sizes
+    int64_t padding[3], apart[3];              // kernel element k of result i reads source i - padding + k * apart
+    int64_t taps;                              // kernel elements in depth
+    int64_t classes[2], rows, stretches;       // of a class of results that are `apart`: rows of tiles, and pieces of one
+    int64_t tiles;                             // of a unit
+    int64_t units, blocks, parts, segments;    // parts of the results' channels; segments of the blocks
+    Memory memory;
+    Array<T> weight, sum;                     // of all threads
+    Array<T> values, outer, product, turned;  // of each
+    Array<T> slab;
+
+    int64_t source_vectors() const { return ceil_div(sources, N); }
+    int64_t result_vectors() const { return ceil_div(results, N); }
+    int64_t block_tiles() const { return ceil_div(units, blocks) * tiles; }
+    int64_t terms() const { return sums ? 1 : taps; }
+    // Odd numbers of lines: even ones would use a few places of the cache.
+    static int64_t odd(int64_t elements) { return (ceil_div(elements, N) | 1) * N; }
+    int64_t pitch() const { return odd(terms() * source_vectors() * N); }  // from tile to tile
+    int64_t outer_pitch() const { return odd(result_vectors() * N); }
+    int64_t frequency() const { return odd(block_tiles() * pitch()); }
+    int64_t outer_frequency() const { return odd(block_tiles() * outer_pitch()); }
+    int64_t columns() const { return 2 * tiles + 2; }  // that a unit reads
+    int64_t panel() const { return taps * sources * N; }  // weights of a vector of results
+    int64_t group_sums() const { return taps * kFrequencies * results * source_vectors() * N; }
+  };
+
+  static bool takes(const convgrad_problem& q) {
+    const int outputs = CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT;
+    bool fits = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0;
+    for (int d = 0; d < 3; ++d) fits = fits && q.stride[d] == 1 && (d == 0 || q.kernel[d] == 3);
+    const double weights = double(q.kernel[0]) * double(q.groups) * double(q.in_per_group) * double(q.out_per_group);
+    return fits && q.padding_mode == CONVGRAD_ZEROS && weights <= kMostWeights;
+  }
+
+  static Plan make_plan(const convgrad_problem& q) {
+    Plan p = {};
+    p.threads = q.threads;
+    p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+    p.images = q.batch, p.groups = q.groups, p.taps = q.kernel[0];
+    p.sums = q.outputs == CONVGRAD_GRAD_WEIGHT, p.backward = q.outputs == CONVGRAD_GRAD_INPUT;
+    p.sources = p.backward ? q.out_per_group : q.in_per_group;
+    p.results = p.backward ? q.in_per_group : q.out_per_group;
+    for (int d = 0; d < 3; ++d) {
+      p.source[d] = p.backward ? q.output[d] : q.input[d];
+      p.result[d] = p.backward ? q.input[d] : q.output[d];
+      p.padding[d] = p.backward ? (q.kernel[d] - 1) * q.dilation[d] - q.padding[d] : q.padding[d];
+      p.apart[d] = q.dilation[d];
+      if (d) p.classes[d - 1] = least(p.apart[d], p.result[d]);
+    }
+    p.rows = ceil_div(ceil_div(p.result[1], p.classes[0]), 2);
+    const int64_t row = ceil_div(ceil_div(p.result[2], p.classes[1]), 2);
+    p.stretches = ceil_div(row, kMostTiles), p.tiles = ceil_div(row, p.stretches);
+    p.units = p.images * p.result[0] * p.classes[0] * p.rows * p.classes[1] * p.stretches;
+    // As many tiles as fit into the cache, if each thread gets a block.
+    const int64_t tile = kFrequencies * int64_t(sizeof(T)) * (p.pitch() + (p.sums ? p.outer_pitch() : kProducts));
+    const int64_t most_tiles = most(kLeastTiles, kTransformedBytes / tile);
+    p.blocks = ceil_div(p.units, most(1, most_tiles / p.tiles));
+    p.blocks = least(p.units, round_up(p.blocks, p.threads));
+
+    const int64_t panels = ceil_div(p.result_vectors(), p.sums ? 1 : kPointwiseColumns);
+    p.segments = p.blocks;
+    if (p.sums) {
+      const int64_t sums = p.groups * p.group_sums();
+      p.segments = least(least(p.threads, p.blocks), most_sums(sums * int64_t(sizeof(T))));
+      p.sum = p.memory.shared.template add<T>(p.segments * sums);
+      p.outer = p.memory.each.template add<T>(kFrequencies * p.outer_frequency());
+    } else {
+      p.weight = p.memory.shared.template add<T>(kFrequencies * p.groups * p.result_vectors() * p.panel());
+      p.product = p.memory.each.template add<T>(kFrequencies * p.block_tiles() * kProducts);
+    }
+    p.parts = least(ceil_div(p.threads, p.segments * p.groups), panels);
+    p.values = p.memory.each.template add<T>(kFrequencies * p.frequency());
+    p.turned = p.memory.each.template add<T>(p.sums ? N * N : turned_elements(p));
+    p.slab = p.memory.each.template add<T>(4 * p.columns() * N);
+    return p;
+  }
+
+  Winograd(const Plan& plan, const convgrad_tensors& tensors, char* memory) : p(plan), t(tensors), memory_(memory) {}
+
+  // False where a result is an infinity or a NaN: then the results are to be computed anew, since other results of the
+  // same tile are, too.
+  bool run(int threads) {
+    auto scratch = [&](int64_t thread) { return p.memory.of_thread(memory_, thread); };
+    auto prepare = [&](Range some, char* own) {
+      for (int64_t i = some.low; i < some.high; ++i) pack_weight(own, i);
+    };
+    auto run = [&](char* own, int64_t item) { p.sums ? sum_weight(own, item) : compute(own, item); };
+    auto add_up = [&](Range some) {
+      for (int64_t i = some.low; i < some.high; ++i) store_weight(i);
+    };
+    const int64_t items = p.groups * p.parts * p.segments;
+    run_items(threads, p.sums ? 0 : p.groups * p.result_vectors(), prepare, items, scratch, run,
+              p.sums ? p.groups * p.results : 0, add_up);
+    return !infinite_;
+  }
+
+ private:
+  using V = Vec<T, N>;
+  static constexpr int64_t kMostWeights = 1 << 21;           // before they are transformed
+  static constexpr int64_t kMostTiles = 32;                  // of a unit
+  static constexpr int64_t kMostTerms = 96;                  // of a sum
+  static constexpr int64_t kLeastTiles = kTestsTiles ? 4 : 64;  // of a block: each uses all weights
+  static constexpr int64_t kTransformedBytes = kFewPixelsBytes;       // of a block, for the second-level cache
+  static constexpr int64_t kProducts = kPointwiseColumns * N;  // of a tile and frequency that are computed at once
+
+  static int64_t turned_elements(const Plan& p) {
+    return round_up(p.taps * 9, N) * N * (p.backward ? 1 : p.sources);
+  }
+
+  // ---- units ----
+
+  struct Unit {
+    int64_t image, at[3];  // the first result
+  };
+  Unit unit(int64_t i) const {
+    Unit u;
+    const int64_t stretch = i % p.stretches;
+    i /= p.stretches;
+    u.at[2] = i % p.classes[1] + 2 * p.apart[2] * p.tiles * stretch;
+    i /= p.classes[1];
+    const int64_t row = i % p.rows;
+    i /= p.rows;
+    u.at[1] = i % p.classes[0] + 2 * p.apart[1] * row;
+    i /= p.classes[0];
+    u.at[0] = i % p.result[0], u.image = i / p.result[0];
+    return u;
+  }
+
+  struct View {  // of a tensor
+    int64_t size[3], channels;
+    int64_t pixels() const { return size[0] * size[1] * size[2]; }
+  };
+  View source_view() const { return {{p.source[0], p.source[1], p.source[2]}, p.groups * p.sources}; }
+  View result_view() const { return {{p.result[0], p.result[1], p.result[2]}, p.groups * p.results}; }
+
+  // Which of `count` columns from x on, each `apart` from the next, there are.
+  Range inside(int64_t x, int64_t count, int64_t size) const {
+    const int64_t step = p.apart[2];
+    return {least(count, x >= 0 ? 0 : ceil_div(-x, step)), x < size ? least(count, ceil_div(size - x, step)) : 0};
+  }
+
+  // Rows of so many columns from a position on, as vectors of channels, zeros outside of the tensor.
+  void load_rows(T* to, const T* from, const View& view, const Unit& u, const int64_t (&at)[3], int rows,
+                 int64_t columns, int64_t channel, int64_t live) const {
+    const Range there = inside(at[2], columns, view.size[2]);
+    const int64_t pixels = view.pixels(), step = p.apart[2];
+    for (int r = 0; r < rows; ++r, to += columns * N) {
+      const int64_t y = at[1] + r * p.apart[1];
+      const bool exists = y >= 0 && y < view.size[1] && at[0] >= 0 && at[0] < view.size[0] && there.size();
+      const int64_t row = (at[0] * view.size[1] + y) * view.size[2] + at[2];
+      auto clear = [&](int64_t low, int64_t high) {
+        for (int64_t j = low; j < high; ++j) store<T, N>(to + j * N, V{});
+      };
+      if (!exists) {
+        clear(0, columns);
+        continue;
+      }
+      clear(0, there.low), clear(there.high, columns);
+      if (p.channels_last) {
+        const T* const first = from + (u.image * pixels + row) * view.channels + channel;
+        for (int64_t j = there.low; j < there.high; ++j)
+          store<T, N>(to + j * N, load_first<T, N>(first + j * step * view.channels, live));
+        continue;
+      }
+      const T* const first = from + (u.image * view.channels + channel) * pixels + row;
+      for (int64_t j = there.low; j < there.high; j += N) {
+        const int64_t now = least(N, there.high - j);
+        V square[N];
+        for (int l = 0; l < N; ++l) square[l] = l < live ? load_steps(first + l * pixels + j * step, step, now) : V{};
+        transpose<T, N>(square);
+        for (int64_t i = 0; i < now; ++i) store<T, N>(to + (j + i) * N, square[i]);
+      }
+    }
+  }
+  static V load_steps(const T* from, int64_t step, int64_t live) {
+    if (step == 1) return load_first<T, N>(from, live);
+    V v = {};
+    for (int64_t l = 0; l < live; ++l) v[l] = from[l * step];
+    return v;
+  }
+  static void store_steps(T* to, V v, int64_t step, int64_t live) {
+    if (step == 1) return store_first<T, N>(to, v, live);
+    for (int64_t l = 0; l < live; ++l) to[l * step] = v[l];
+  }
+
+  // ---- transforms ----
+
+  // Tiles of 4x4 of the source, of one channel vector: `to` of each tile and frequency.
+  void transform_source(T* to, const T* slab) const {
+    const int64_t row = p.columns() * N, pitch = p.pitch(), frequency = p.frequency();
+    auto column = [&](V(&v)[4], int64_t j) {
+      V d[4];
+      for (int r = 0; r < 4; ++r) d[r] = load<T, N>(slab + r * row + j * N);
+      v[0] = d[0] - d[2], v[1] = d[1] + d[2], v[2] = d[2] - d[1], v[3] = d[1] - d[3];
+    };
+    V c[4][4];
+    column(c[0], 0), column(c[1], 1);
+    for (int64_t tile = 0; tile < p.tiles; ++tile, to += pitch) {
+      column(c[2], 2 * tile + 2), column(c[3], 2 * tile + 3);
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        T* const at = to + 4 * r * frequency;
+        store<T, N>(at, c[0][r] - c[2][r]);
+        store<T, N>(at + frequency, c[1][r] + c[2][r]);
+        store<T, N>(at + 2 * frequency, c[2][r] - c[1][r]);
+        store<T, N>(at + 3 * frequency, c[1][r] - c[3][r]);
+        c[0][r] = c[2][r], c[1][r] = c[3][r];
+      }
+    }
+  }
+  // Of grad_output, tiles of 2x2.
+  void transform_outer(T* to, const T* slab) const {
+    const int64_t row = 2 * p.tiles * N, pitch = p.outer_pitch(), frequency = p.outer_frequency();
+    for (int64_t tile = 0; tile < p.tiles; ++tile, to += pitch) {
+      V c[2][4];
+      for (int j = 0; j < 2; ++j) {
+        const V y0 = load<T, N>(slab + (2 * tile + j) * N), y1 = load<T, N>(slab + row + (2 * tile + j) * N);
+        c[j][0] = y0, c[j][1] = y0 + y1, c[j][2] = y0 - y1, c[j][3] = -y1;
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < 4; ++r) {
+        T* const at = to + 4 * r * frequency;
+        store<T, N>(at, c[0][r]);
+        store<T, N>(at + frequency, c[0][r] + c[1][r]);
+        store<T, N>(at + 2 * frequency, c[0][r] - c[1][r]);
+        store<T, N>(at + 3 * frequency, -c[1][r]);
+      }
+    }
+  }
+  // The kernel, nine vectors.
+  template <class At>
+  static void transform_kernel(const At& at, T* to, int64_t frequency) {
+    V rows[4][3];
+    auto spread = [](V a, V b, V c, V& to0, V& to1, V& to2, V& to3) {
+      const V sum = (a + c) * T(0.5), half = b * T(0.5);
+      to0 = a, to1 = sum + half, to2 = sum - half, to3 = c;
+    };
+    for (int j = 0; j < 3; ++j)
+      spread(at(j), at(3 + j), at(6 + j), rows[0][j], rows[1][j], rows[2][j], rows[3][j]);
+    for (int r = 0; r < 4; ++r) {
+      V f[4];
+      spread(rows[r][0], rows[r][1], rows[r][2], f[0], f[1], f[2], f[3]);
+      for (int k = 0; k < 4; ++k) store<T, N>(to + (4 * r + k) * frequency, f[k]);
+    }
+  }
+
+  // ---- forward and grad_input ----
+
+  int64_t weight_frequency() const { return p.groups * p.result_vectors() * p.panel(); }
+  T* packed_weight(int64_t group, int64_t vector) const {
+    return p.weight.in(memory_) + (group * p.result_vectors() + vector) * p.panel();
+  }
+  // Rows of `count` elements, `row` apart, become `count` vectors of `live` lanes.
+  static void turn(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
+    for (int64_t i = 0; i < count; i += N) {
+      V square[N];
+      for (int l = 0; l < N; ++l) square[l] = l < live ? load_first<T, N>(from + l * row + i, count - i) : V{};
+      transpose<T, N>(square);
+      for (int64_t k = 0; k < N; ++k) store<T, N>(to + (i + k) * N, square[k]);
+    }
+  }
+  // Of a vector of results: [frequency][group and vector of results][kernel element in depth and source][lane].
+  void pack_weight(char* own, int64_t i) const {
+    const int64_t group = i / p.result_vectors(), first = i % p.result_vectors() * N;
+    const int64_t live = least(N, p.results - first), elements = 9 * p.taps, frequency = weight_frequency();
+    T *const turned = p.turned.in(own), *const to = packed_weight(group, first / N);
+    const T* const weight = static_cast<const T*>(t.weight);
+    if (!p.backward) {
+      const int64_t row = p.sources * elements;
+      turn(turned, weight + (group * p.results + first) * row, row, row, live);
+      const int64_t source = p.channels_last ? 1 : elements, element = p.channels_last ? p.sources : 1;
+      for (int64_t tap = 0; tap < p.taps; ++tap)
+        for (int64_t s = 0; s < p.sources; ++s) {
+          const T* const from = turned + (s * source + tap * 9 * element) * N;
+          transform_kernel([&](int e) { return load<T, N>(from + e * element * N); },
+                           to + (tap * p.sources + s) * N, frequency);
+        }
+      return;
+    }
+    for (int64_t s = 0; s < p.sources; ++s) {
+      const T* const from = weight + (group * p.sources + s) * p.results * elements;
+      if (!p.channels_last) turn(turned, from + first * elements, elements, elements, live);
+      for (int64_t tap = 0; tap < p.taps; ++tap) {
+        const int64_t last = (p.taps - tap) * 9 - 1;
+        auto at = [&](int e) {
+          return p.channels_last ? load_first<T, N>(from + (last - e) * p.results + first, live)
+                                 : load<T, N>(turned + (last - e) * N);
+        };
+        transform_kernel(at, to + (tap * p.sources + s) * N, frequency);
+      }
+    }
+  }
+
+  // The transformed values of a block's units.
+  void load_source(char* own, const T* tensor, int64_t group, Range units, int64_t low_tap, int64_t taps) const {
+    T* const slab = p.slab.in(own);
+    const View view = source_view();
+    for (int64_t i = units.low; i < units.high; ++i) {
+      const Unit u = unit(i);
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        int64_t at[3];
+        for (int d = 0; d < 3; ++d) at[d] = u.at[d] - p.padding[d] + (d ? 0 : (low_tap + tap) * p.apart[0]);
+        for (int64_t c = 0; c < p.sources; c += N) {
+          load_rows(slab, tensor, view, u, at, 4, p.columns(), group * p.sources + c, p.sources - c);
+          T* const to = p.values.in(own) + (i - units.low) * p.tiles * p.pitch();
+          transform_source(to + tap * p.source_vectors() * N + c, slab);
+        }
+      }
+    }
+  }
+
+  // `body(first term, where its values are in a tile's, how many)`. Rounding errors grow with the number of terms, so
+  // long sums are those of pieces.
+  template <class Body>
+  void each_piece(const Body& body) const {
+    if (p.taps * p.sources <= kMostTerms) return body(0, 0, p.taps * p.sources);
+    const int64_t pieces = ceil_div(p.sources, kMostTerms);
+    for (int64_t tap = 0; tap < p.taps; ++tap)
+      for (int64_t i = 0; i < pieces; ++i) {
+        const Range some = share(p.sources, i, pieces);
+        body(tap * p.sources + some.low, tap * p.source_vectors() * N + some.low, some.size());
+      }
+  }
+
+  void compute(char* own, int64_t item) {
+    const int64_t group = item % p.groups;
+    const Range panels = share(ceil_div(p.result_vectors(), kPointwiseColumns), item / p.groups % p.parts, p.parts);
+    const Range units = share(p.units, item / p.groups / p.parts, p.blocks);
+    T *const values = p.values.in(own), *const products = p.product.in(own);
+    load_source(own, static_cast<const T*>(p.backward ? t.grad_output : t.input), group, units, 0, p.taps);
+    const int64_t tiles = units.size() * p.tiles, product_frequency = p.block_tiles() * kProducts;
+    V finite = {};
+    for (int64_t panel = panels.low; panel < panels.high; ++panel) {
+      const int64_t first = panel * kPointwiseColumns, vectors = least(kPointwiseColumns, p.result_vectors() - first);
+      for (int f = 0; f < kFrequencies; ++f)
+        each_piece([&](int64_t term, int64_t value, int64_t terms) {
+          PointwiseSums<T, T, true> run = {};
+          run.step = {p.pitch(), 1, N}, run.row = kProducts, run.lanes = kProducts, run.add = term > 0;
+          run.terms = terms, run.together = p.sources, run.gap = p.source_vectors() * N - p.sources;
+          run.pitch = p.panel(), run.source = packed_weight(group, first) + f * weight_frequency() + term * N;
+          for (int64_t i = 0; i < tiles; i += kPointwiseRows) {
+            run.weight = values + f * p.frequency() + i * p.pitch() + value;
+            run.to = products + f * product_frequency + i * kProducts;
+            AheadInTensor ahead = AheadInTensor::of(run.weight + kPointwiseRows * p.pitch(), kPointwiseRows);
+            run.ahead = &ahead;
+            multiply_rows<N>(run, least(kPointwiseRows, tiles - i), vectors);
+          }
+        });
+      for (int64_t i = units.low; i < units.high; ++i)
+        for (int64_t v = 0; v < vectors; ++v) {
+          const T* const from = products + (i - units.low) * p.tiles * kProducts + v * N;
+          store_results(own, group, unit(i), first + v, from, finite);
+        }
+    }
+    note(finite);
+  }
+  void note(V finite) {
+    for (int l = 0; l < N; ++l)
+      if (!(finite[l] == 0)) infinite_.store(true, std::memory_order_relaxed);
+  }
+
+  // Of a unit and a vector of channels, from the products' sums.
+  void store_results(char* own, int64_t group, const Unit& u, int64_t vector, const T* from, V& finite) const {
+    const int64_t frequency = p.block_tiles() * kProducts, width = 2 * p.tiles, first = vector * N;
+    const int64_t live = least(N, p.results - first), channel = group * p.results + first;
+    const View view = result_view();
+    T* const slab = p.slab.in(own);
+    V start = {};
+    if (t.bias) start = load_first<T, N>(static_cast<const T*>(t.bias) + channel, live);
+    for (int64_t tile = 0; tile < p.tiles; ++tile, from += kProducts) {
+      V rows[2][4];
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) {
+        V m[4];
+        for (int r = 0; r < 4; ++r) m[r] = load<T, N>(from + (4 * r + k) * frequency);
+        const V sum = m[1] + m[2], difference = m[1] - m[2];
+        rows[0][k] = m[0] + sum, rows[1][k] = difference - m[3];
+      }
+      for (int r = 0; r < 2; ++r) {
+        const V *const m = rows[r], sum = m[1] + m[2], difference = m[1] - m[2];
+        const V left = m[0] + sum + start, right = difference - m[3] + start;
+        finite += left * T(0), finite += right * T(0);
+        store<T, N>(slab + (r * width + 2 * tile) * N, left);
+        store<T, N>(slab + (r * width + 2 * tile + 1) * N, right);
+      }
+    }
+    const int64_t count = inside(u.at[2], width, view.size[2]).high, pixels = view.pixels(), step = p.apart[2];
+    for (int r = 0; r < 2; ++r) {
+      const int64_t y = u.at[1] + r * p.apart[1], row = (u.at[0] * view.size[1] + y) * view.size[2] + u.at[2];
+      if (y >= view.size[1]) break;
+      T* const to = static_cast<T*>(p.backward ? t.grad_input : t.forward);
+      const T* const results = slab + r * width * N;
+      if (p.channels_last) {
+        T* const at = to + (u.image * pixels + row) * view.channels + channel;
+        for (int64_t j = 0; j < count; ++j)
+          store_first<T, N>(at + j * step * view.channels, load<T, N>(results + j * N), live);
+        continue;
+      }
+      T* const at = to + (u.image * view.channels + channel) * pixels + row;
+      for (int64_t j = 0; j < count; j += N) {
+        V square[N];
+        for (int l = 0; l < N; ++l) square[l] = j + l < count ? load<T, N>(results + (j + l) * N) : V{};
+        transpose<T, N>(square);
+        for (int64_t l = 0; l < live; ++l)
+          store_steps(at + l * pixels + j * step, square[l], step, least(N, count - j));
+      }
+    }
+  }
+
+  // ---- grad_weight ----
+
+  // The sums over some blocks, of some channels of grad_output: [tap][frequency][output channel][input channel].
+  void sum_weight(char* own, int64_t item) {
+    const int64_t group = item % p.groups, segment = item / p.groups / p.parts;
+    const Range vectors = share(p.result_vectors(), item / p.groups % p.parts, p.parts);
+    const Range blocks = share(p.blocks, segment, p.segments);
+    const int64_t row = p.source_vectors() * N;
+    T* const sums = p.sum.in(memory_) + (segment * p.groups + group) * p.group_sums();
+    T *const values = p.values.in(own), *const outer = p.outer.in(own), *const slab = p.slab.in(own);
+    for (int64_t block = blocks.low; block < blocks.high; ++block) {
+      const Range units = share(p.units, block, p.blocks);
+      const View view = result_view();
+      for (int64_t i = units.low; i < units.high; ++i) {
+        const Unit u = unit(i);
+        for (int64_t v = vectors.low; v < vectors.high; ++v) {
+          load_rows(slab, static_cast<const T*>(t.grad_output), view, u, u.at, 2, 2 * p.tiles,
+                    group * p.results + v * N, p.results - v * N);
+          transform_outer(outer + (i - units.low) * p.tiles * p.outer_pitch() + v * N, slab);
+        }
+      }
+      for (int64_t tap = 0; tap < p.taps; ++tap) {
+        load_source(own, static_cast<const T*>(t.input), group, units, tap, 1);
+        for (int f = 0; f < kFrequencies; ++f) {
+          PointwiseSums<T, T, true> run = {};
+          run.step = {1, p.outer_pitch(), p.pitch()}, run.row = row, run.lanes = row, run.pitch = N;
+          run.terms = run.together = units.size() * p.tiles, run.add = block != blocks.low;
+          run.source = values + f * p.frequency();
+          T* const to = sums + (tap * kFrequencies + f) * p.results * row;
+          const Range rows = {vectors.low * N, least(vectors.high * N, p.results)};
+          for (int64_t i = rows.low; i < rows.high; i += kPointwiseRows) {
+            run.weight = outer + f * p.outer_frequency() + i, run.to = to + i * row;
+            AheadInTensor ahead = AheadInTensor::of(run.weight + N, p.outer_pitch());
+            run.ahead = &ahead;
+            multiply_rows<N>(run, least(kPointwiseRows, rows.high - i), p.source_vectors());
+          }
+        }
+      }
+    }
+  }
+
+  // The gradients of an output channel's weights.
+  void store_weight(int64_t i) {
+    const int64_t group = i / p.results, k = i % p.results, row = p.source_vectors() * N;
+    const int64_t all = p.groups * p.group_sums(), elements = 9 * p.taps;
+    T* const to = static_cast<T*>(t.grad_weight) + i * p.sources * elements;
+    V finite = {};
+    auto gather = [](V m0, V m1, V m2, V m3, V& g0, V& g1, V& g2) {
+      const V sum = (m1 + m2) * T(0.5);
+      g0 = m0 + sum, g1 = (m1 - m2) * T(0.5), g2 = sum + m3;
+    };
+    for (int64_t tap = 0; tap < p.taps; ++tap)
+      for (int64_t c = 0; c < p.sources; c += N) {
+        const T* from = p.sum.in(memory_) + group * p.group_sums() + (tap * kFrequencies * p.results + k) * row + c;
+        V m[kFrequencies], g[3][4], out[9];
+        for (int f = 0; f < kFrequencies; ++f) {
+          m[f] = load<T, N>(from + f * p.results * row);
+          for (int64_t s = 1; s < p.segments; ++s) m[f] += load<T, N>(from + f * p.results * row + s * all);
+        }
+        for (int j = 0; j < 4; ++j) gather(m[j], m[4 + j], m[8 + j], m[12 + j], g[0][j], g[1][j], g[2][j]);
+        for (int r = 0; r < 3; ++r)
+          gather(g[r][0], g[r][1], g[r][2], g[r][3], out[3 * r], out[3 * r + 1], out[3 * r + 2]);
+        const int64_t live = least(N, p.sources - c);
+        for (int e = 0; e < 9; ++e) {
+          finite += out[e] * T(0);
+          if (p.channels_last)
+            store_first<T, N>(to + (tap * 9 + e) * p.sources + c, out[e], live);
+          else
+            store_steps(to + c * elements + tap * 9 + e, out[e], elements, live);
+        }
+      }
+    note(finite);
+  }
+
+  const Plan& p;
+  const convgrad_tensors& t;
+  char* const memory_;
+  std::atomic<bool> infinite_{false};
+};
+
+}  // namespace
