@@ -33,9 +33,9 @@ DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "rules.md", ("<!-- sweep
 FOLDS = 5
 #: What the table may name. Whether AVX2 is faster than AVX-512 is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.
-TAKEN = ("native", "native:amx", "aten:float32", "aten:channels_last", "aten:mkldnn")
-#: Where alone packing for the tiles of AMX pays: large problems.
-FOR_AMX = ("volume", "wide dense", "wide product", "wide volume")
+TAKEN = ("native", "native:amx", "native:winograd", "aten:float32", "aten:channels_last", "aten:mkldnn")
+#: Where alone it pays to pack for the tiles of AMX, or to transform: large problems.
+KINDS = {"native:amx": ("volume", "wide dense", "wide product", "wide volume"), "native:winograd": ("wide 3x3",)}
 _LEAST_ROWS = 8  # of a cell of the table of gains
 _CLEAR = 1.05  # what a way must gain to be taken
 
@@ -79,14 +79,15 @@ def read(paths: Sequence[Path]) -> Iterator[Row]:
                 torch.set_num_threads(int(row["threads"]))
                 times = {way: float(row[way]) for way in WAYS if row[way]}
                 pass_: Pass = row["pass"]  # pyright: ignore[reportAssignmentType]
-                kind = rules.kind_of(problem, (pass_,), bool(row["lacking"]), "native:amx" in times)
+                special = (kind for kind, way in rules.special_kinds(problem) if way in times)
+                kind = next(special, None) or rules.kind_of(problem, (pass_,), bool(row["lacking"]))
                 yield Row(problem, kind, pass_, times, float(row["noise"]), row["lacking"])
 
 
 def derived(rows: Sequence[Row]) -> Table:
     """For each kind the fastest way, and what is faster than PyTorch where that cannot; with their gains."""
     kinds = sorted({row.kind for row in rows if row.kind})
-    taken = {kind: [way for way in TAKEN if way != "native:amx" or kind in FOR_AMX] for kind in kinds}
+    taken = {kind: [way for way in TAKEN if kind in KINDS.get(way, kinds)] for kind in kinds}
     return {kind: dict(_ways([row for row in rows if row.kind == kind], taken[kind])) for kind in kinds}
 
 

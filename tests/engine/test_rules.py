@@ -15,7 +15,7 @@ from convgrad.backends import triton
 from convgrad.backends.base import described
 from convgrad.engine import cache, choose, rules
 from convgrad.engine.registry import backends
-from convgrad.engine.rules import by_rule, kind_of, timed_on
+from convgrad.engine.rules import by_rule, kind_of, special_kinds, timed_on
 from convgrad.problem import ConvProblem, Output
 
 CPU = torch.device("cpu")
@@ -344,8 +344,35 @@ def test_where_onednn_needs_half_the_arithmetic_and_where_it_is_not_called(text:
 )
 def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "threads", lambda: 1)
-    assert kind_of(ConvProblem.parse(text), ("grad_weight",), emulated=False, amx=True) == kind
-    assert kind_of(ConvProblem.parse(text), ("grad_weight",), emulated=False) != "wide dense"
+    p = ConvProblem.parse(text)
+    wide = ["wide dense"] if ("wide dense", "native:amx") in special_kinds(p) else []
+    assert [*wide, kind_of(p, ("grad_weight",), emulated=False)][0] == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mb8ic64ih28oc64kh3ph1", True),
+        ("mb8ic64ih28oc64kh3ph1 channels_last", True),
+        ("mb4ic24ih28oc24kh3ph1 float64", True),
+        ("mb8ic64ih28oc64kh3dh4ph4", True),
+        ("g2mb8ic64ih28oc64kh3ph1", True),
+        ("mb1ic32id16oc32kd3pd1", True),
+        ("mb4ic64id8ih20iw20oc64kd1kh3kw3ph1pw1", True),
+        ("mb4ic512ih7oc512kh3ph1", True),
+        ("mb3ic512ih7oc512kh3ph1", False),  # each weight is in 48 tiles
+        ("mb32ic64ih5oc64kh3ph1", False),  # the results fill 25 of 36 places in tiles
+        ("mb8ic64ih28oc16kh3ph1", False),  # few channels
+        ("g4mb8ic64ih28oc64kh3ph1", False),
+        ("mb1ic24ih28oc24kh3ph1", False),  # small
+        ("mb8ic64ih28oc64kh3ph1sh2", False),
+        ("mb8ic64ih28oc64kh5ph2", False),
+        ("mb8ic64iw280oc64kw3pw1", False),
+        ("mb8ic64ih28oc64kh3ph1 bfloat16", False),
+    ],
+)
+def test_what_winograds_algorithm_is_for(text: str, expected: bool) -> None:
+    assert (("wide 3x3", "native:winograd") in special_kinds(ConvProblem.parse(text))) == expected
 
 
 def test_amx_comes_first_and_what_is_taken_without_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +404,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 
 
 KINDS = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume", "wide volume",
-         "wide product", "wide dense"}  # fmt: skip
+         "wide product", "wide dense", "wide 3x3"}  # fmt: skip
 
 
 def test_every_kind_has_a_line() -> None:

@@ -22,7 +22,7 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 3.0},
+    "dense": {"native": 2.9},
     "depthwise": {"native": 7.8},
     "emulated": {"native": 8.6, "aten:float32": 3.9},
     "grouped": {"native": 3.1},
@@ -30,6 +30,7 @@ TABLE: dict[str, dict[str, float]] = {
     "patches": {"native": 2.6},
     "pointwise": {"native": 1.9},
     "volume": {"native:amx": 4.9, "native": 2.8},
+    "wide 3x3": {"native:winograd": 1.6},
     "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
     "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.3},
@@ -43,6 +44,8 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 _WIDE = 64
 #: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
 _FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 96, 24
+#: For Winograd's algorithm: the same channels, tiles, and multiplications of oneDNN for each of its own.
+_MANY_TILES, _SAVED = 64, 1.4
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
@@ -57,16 +60,21 @@ _LARGE_ON_GPU = 6e8
 _WIDE_KERNEL = 9
 
 
-def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool, amx: bool = False) -> str | None:
-    """What the table calls a problem on a CPU; None of one that is PyTorch's in any case.
+def special_kinds(problem: ConvProblem) -> Iterator[tuple[str, str]]:
+    """The kinds of large problems that one backend is for, and which; without it they are of the next kind."""
+    if _fills_tiles(problem):
+        yield "wide dense", "native:amx"
+    if _saves_products(problem):
+        yield "wide 3x3", "native:winograd"
+
+
+def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | None:
+    """What else the table calls a problem on a CPU; None of one that is PyTorch's in any case.
 
     Args:
         outputs: the passes asked for.
         emulated: the processor has no arithmetic for its 16 bits, with which PyTorch is slow unless it is depthwise.
-        amx: ours for the tiles of AMX compute it.
     """
-    if amx and _fills_tiles(problem):
-        return "wide dense"
     if _mostly_padding(problem):
         return None
     if problem.depthwise:
@@ -92,10 +100,8 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
     lacking = cpu_lacks(problem.dtype)
     on_cpu = device.type == "cpu"
     for_mkl = on_cpu and not lacking and mkl_at_its_best() and _is_linear(problem)
-    kinds = [kind_of(problem, outputs, bool(lacking), amx=True)] if on_cpu else []
-    if kinds == ["wide dense"]:
-        kinds.append(kind_of(problem, outputs, bool(lacking)))
-    for kind in kinds:
+    special = [kind for kind, _ in special_kinds(problem)]
+    for kind in (*special, kind_of(problem, outputs, bool(lacking))) if on_cpu else ():
         for way, gain in TABLE.get(kind or "", {}).items():
             if for_mkl and not _beats_mkl(way, problem):
                 break
@@ -186,6 +192,18 @@ def _fills_tiles(p: ConvProblem) -> bool:
         return False
     channels, products = min(p.in_channels, p.out_channels) // p.groups, p.batch * prod(p.output_size)
     return channels >= _FULL_TILE and products >= _MANY_PRODUCTS and p.flops >= _INTENSE * p.least_bytes
+
+
+def _saves_products(p: ConvProblem) -> bool:
+    """Winograd's algorithm F(2x2, 3x3) saves more than its transforms take: of values, which are in a product for each
+    channel on the other side, and of weights, which are in one for each tile."""
+    if p.kernel_size[-2:] != (3, 3) or max(p.stride) > 1 or p.flops < _LARGE or p.dtype.itemsize < 4:
+        return False
+    tiles = p.batch * prod(p.output_size[:-2]) * prod(-(-size // 2) for size in p.output_size[-2:])
+    products = 16 * tiles * prod(p.kernel_size[:-2]) * p.in_channels * p.out_channels // p.groups
+    channels = min(p.in_channels, p.out_channels) // p.groups
+    saved = p.flops / 2 * _part_inside(p) / products  # 2.25 at best; a tile at a border computes more than there is
+    return channels >= _FULL_TILE and tiles >= _MANY_TILES and saved >= _SAVED
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
