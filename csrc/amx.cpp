@@ -26,7 +26,8 @@ void convgrad_plan_make_amx_float(const convgrad_problem& q, void* memory) {
   const bool one = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0;
   const auto ordinary = convgrad_plan_make_v4_float;
   if (!one || q.dtype != CONVGRAD_FLOAT32) return ordinary(q, memory);
-  if (amx_takes_pointwise(q)) return keep_in_front<AmxPointwise>("amx", make_amx_pointwise_plan(q), ordinary, q, memory);
+  if (amx_takes_pointwise(q))
+    return keep_in_front<AmxPointwise>("amx", make_amx_pointwise_plan(q), ordinary, q, memory);
   const AmxDensePlan dense = make_amx_dense_plan(q);
   if (dense.fits(q)) return keep_in_front<AmxDense>("amx", dense, ordinary, q, memory);
   ordinary(q, memory);

@@ -36,7 +36,7 @@ class Winograd {
     int64_t source[3], result[3];              // sizes
     int64_t padding[3], apart[3];              // kernel element k of result i reads source i - padding + k * apart
     int64_t taps;                              // kernel elements in depth
-    int64_t classes[2], rows, stretches;       // of a class of results that are `apart`: rows of tiles, and pieces of one
+    int64_t classes[2], rows, stretches;       // of results that are `apart`: rows of tiles, and pieces of one
     int64_t tiles;                             // of a unit
     int64_t units, blocks, parts, segments;    // parts of the results' channels; segments of the blocks
     Memory memory;
@@ -174,9 +174,12 @@ class Winograd {
     return {least(count, x >= 0 ? 0 : ceil_div(-x, step)), x < size ? least(count, ceil_div(size - x, step)) : 0};
   }
 
-  // Rows of so many columns from a position on, as vectors of channels, zeros outside of the tensor.
+  // Rows of so many columns from a position on, as vectors of channels, zeros outside of the tensor. Of a group's
+  // channels, of which it is those from `vector` on.
   void load_rows(T* to, const T* from, const View& view, const Unit& u, const int64_t (&at)[3], int rows,
-                 int64_t columns, int64_t channel, int64_t live) const {
+                 int64_t columns, int64_t group, int64_t vector) const {
+    const int64_t channels = view.channels / p.groups, channel = group * channels + vector * N;
+    const int64_t live = channels - vector * N;
     const Range there = inside(at[2], columns, view.size[2]);
     const int64_t pixels = view.pixels(), step = p.apart[2];
     for (int r = 0; r < rows; ++r, to += columns * N) {
@@ -191,17 +194,28 @@ class Winograd {
         continue;
       }
       clear(0, there.low), clear(there.high, columns);
+      // Prefetched: the next vector of channels, or behind the last one the first of two rows further on.
+      const int64_t next = p.channels_last ? 1 : pixels, column = p.channels_last ? view.channels : 1;
+      const int64_t two_rows = 2 * p.apart[1] * view.size[2] * column;
+      const int64_t ahead = live > N ? N * next : two_rows - (channels - live) * next;
       if (p.channels_last) {
         const T* const first = from + (u.image * pixels + row) * view.channels + channel;
-        for (int64_t j = there.low; j < there.high; ++j)
-          store<T, N>(to + j * N, load_first<T, N>(first + j * step * view.channels, live));
+        for (int64_t j = there.low; j < there.high; ++j) {
+          const T* const pixel = first + j * step * view.channels;
+          __builtin_prefetch(pixel + ahead);
+          store<T, N>(to + j * N, load_first<T, N>(pixel, live));
+        }
         continue;
       }
       const T* const first = from + (u.image * view.channels + channel) * pixels + row;
       for (int64_t j = there.low; j < there.high; j += N) {
         const int64_t now = least(N, there.high - j);
         V square[N];
-        for (int l = 0; l < N; ++l) square[l] = l < live ? load_steps(first + l * pixels + j * step, step, now) : V{};
+        for (int l = 0; l < N; ++l) {
+          const T* const at = first + l * pixels + j * step;
+          __builtin_prefetch(at + ahead);
+          square[l] = l < live ? load_steps(at, step, now) : V{};
+        }
         transpose<T, N>(square);
         for (int64_t i = 0; i < now; ++i) store<T, N>(to + (j + i) * N, square[i]);
       }
@@ -335,10 +349,10 @@ class Winograd {
       for (int64_t tap = 0; tap < taps; ++tap) {
         int64_t at[3];
         for (int d = 0; d < 3; ++d) at[d] = u.at[d] - p.padding[d] + (d ? 0 : (low_tap + tap) * p.apart[0]);
-        for (int64_t c = 0; c < p.sources; c += N) {
-          load_rows(slab, tensor, view, u, at, 4, p.columns(), group * p.sources + c, p.sources - c);
+        for (int64_t v = 0; v < p.source_vectors(); ++v) {
+          load_rows(slab, tensor, view, u, at, 4, p.columns(), group, v);
           T* const to = p.values.in(own) + (i - units.low) * p.tiles * p.pitch();
-          transform_source(to + tap * p.source_vectors() * N + c, slab);
+          transform_source(to + (tap * p.source_vectors() + v) * N, slab);
         }
       }
     }
@@ -458,8 +472,7 @@ class Winograd {
       for (int64_t i = units.low; i < units.high; ++i) {
         const Unit u = unit(i);
         for (int64_t v = vectors.low; v < vectors.high; ++v) {
-          load_rows(slab, static_cast<const T*>(t.grad_output), view, u, u.at, 2, 2 * p.tiles,
-                    group * p.results + v * N, p.results - v * N);
+          load_rows(slab, static_cast<const T*>(t.grad_output), view, u, u.at, 2, 2 * p.tiles, group, v);
           transform_outer(outer + (i - units.low) * p.tiles * p.outer_pitch() + v * N, slab);
         }
       }

@@ -43,11 +43,12 @@ int64_t read(int32_t mode, int64_t i, int64_t n) {
   return mode == CONVGRAD_REPLICATE ? (i < 0 ? 0 : n - 1) : -1;
 }
 
-Case draw(std::mt19937_64& rng) {
+// Of any kernels, or of 3x3 and for Winograd's algorithm.
+Case draw(std::mt19937_64& rng, bool winograd) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   Case c = {};
   c.p.batch = pick(1, 5);
-  const bool pointwise = pick(0, 4) == 0;  // without stride and padding, which have loops of their own
+  const bool pointwise = pick(0, 4) == 0 && !winograd;  // without stride and padding, which have loops of their own
   if (pointwise) {
     c.p.groups = pick(0, 2) ? 1 : pick(2, 4);
     c.p.in_per_group = pick(1, pick(0, 1) ? 20 : 90), c.p.out_per_group = pick(1, pick(0, 1) ? 20 : 90);
@@ -58,16 +59,22 @@ Case draw(std::mt19937_64& rng) {
     c.p.groups = pick(1, 9);
     c.p.in_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16), c.p.out_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16);
   }
-  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
-  c.p.padding_mode = int32_t(pick(0, 1) ? pick(1, 3) : 0);
-  const bool small = pick(0, 2) == 0;  // small kernels with stride 1 have loops of their own
-  const int dims = int(pick(1, 3)), wide = pick(0, 3) ? 0 : int(pick(0, dims - 1));  // one dimension may be a wide one
+  if (winograd) {
+    c.p.groups = pick(1, 3);
+    c.p.in_per_group = pick(1, pick(0, 3) ? 20 : 50), c.p.out_per_group = pick(1, pick(0, 3) ? 20 : 50);
+  }
+  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, winograd ? 1 : 3)), c.p.threads = int32_t(pick(1, 4));
+  c.p.padding_mode = int32_t(pick(0, 1) && !winograd ? pick(1, 3) : 0);
+  const bool small = pick(0, 2) == 0 || winograd;  // small kernels with stride 1 have loops of their own
+  const int dims = int(pick(winograd ? 2 : 1, 3));
+  const int wide = pick(0, 3) ? 0 : int(pick(0, dims - 1));  // one dimension may be a wide one
   for (int d = 0; d < 3; ++d) {
     const bool used = d >= 3 - dims, all = d == 2 - wide;
     for (;;) {
       c.p.kernel[d] = !used ? 1 : small ? pick(1, d == 2 && dims == 1 ? 4 : 3) : pick(1, all ? 11 : 7 - dims);
       c.p.stride[d] = used && !small ? pick(1, pick(0, 3) ? 3 : 8) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
       c.p.padding[d] = used ? pick(-2, all ? 12 : 5) : 0;
+      if (winograd && d) c.p.kernel[d] = 3;
       if (pointwise) c.p.kernel[d] = c.p.stride[d] = 1, c.p.padding[d] = 0;
       c.p.input[d] = used ? pick(1, dims == 1 ? 150 : all ? 40 / dims : dims == 2 ? 20 : 12) : 1;
       const int64_t room = c.p.input[d] + c.p.padding[d] + (used && !pointwise ? pick(-2, 5) : 0) -
@@ -178,7 +185,7 @@ bool equal(const char* name, const Buffer<T>& got, const Integers& expected, con
 }
 
 template <class T>
-bool check(Case& c, std::mt19937_64& rng) {
+bool check(Case& c, std::mt19937_64& rng, const char* kernels) {
   auto fill = [&](int64_t size) {
     Integers v(static_cast<size_t>(size));
     const int64_t most = sizeof(T) == 2 ? 1 : 3;
@@ -254,7 +261,7 @@ bool check(Case& c, std::mt19937_64& rng) {
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
                                 biased ? rb.data.get() : nullptr};
     convgrad_plan plan;
-    if (convgrad_plan_make(&c.p, "", &plan) != 0 || convgrad_plan_run(&plan, &t) != 0) return false;
+    if (convgrad_plan_make(&c.p, kernels, &plan) != 0 || convgrad_plan_run(&plan, &t) != 0) return false;
     const Integers& sr = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? sums_of_x : sb;
     if ((t.forward && !equal("forward", ry, bias ? biased_y : y, spoil ? &sy : nullptr)) ||
         (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx, spoil ? &sx : nullptr)) ||
@@ -265,12 +272,12 @@ bool check(Case& c, std::mt19937_64& rng) {
   return true;
 }
 
-bool check(Case& c, std::mt19937_64& rng) {
+bool check(Case& c, std::mt19937_64& rng, const char* kernels) {
   switch (c.p.dtype) {
-    case CONVGRAD_FLOAT64: return check<double>(c, rng);
-    case CONVGRAD_BFLOAT16: return check<Short<7>>(c, rng);
-    case CONVGRAD_FLOAT16: return check<Short<10>>(c, rng);
-    default: return check<float>(c, rng);
+    case CONVGRAD_FLOAT64: return check<double>(c, rng, kernels);
+    case CONVGRAD_BFLOAT16: return check<Short<7>>(c, rng, kernels);
+    case CONVGRAD_FLOAT16: return check<Short<10>>(c, rng, kernels);
+    default: return check<float>(c, rng, kernels);
   }
 }
 
@@ -372,9 +379,10 @@ int main(int count, char** arguments) {
   std::mt19937_64 rng(count > 2 ? strtoull(arguments[2], nullptr, 10) : 0);
   for (const char* set : {"baseline", "x86-64-v3", "x86-64-v4", "amx"}) {
     if (convgrad_select(set)) continue;
-    for (int i = 0; i < cases; ++i) {
-      Case c = draw(rng);
-      if (!check(c, rng)) {
+    for (int i = 0; i < cases + cases / 4; ++i) {
+      const bool winograd = i >= cases;
+      Case c = draw(rng, winograd);
+      if (!check(c, rng, winograd ? "winograd" : "")) {
         const convgrad_problem& p = c.p;
         fprintf(stderr, "%s, case %d: batch %d groups %d x %d to %d layout %d dtype %d outputs %d threads %d mode %d\n",
                 set, i, int(p.batch), int(p.groups), int(p.in_per_group), int(p.out_per_group), p.layout, p.dtype,

@@ -102,7 +102,8 @@ def test_memory_and_results_at_every_vector_width(tmp_path: Path, flags: list[st
 @pytest.mark.parametrize("flags", [MEMORY, RACES], ids=["memory", "races"])
 def test_amx_beside_the_baselines_kernels(tmp_path: Path, flags: list[str]) -> None:
     """Which stand for those of x86-64-v4: compiling all of these takes minutes."""
-    names = [f"{name}_{{}}_{kind}" for name in ("convgrad_plan_make", "convgrad_normalize") for kind in ARITHMETIC]
+    functions = ("convgrad_plan_make", "convgrad_plan_make_winograd", "convgrad_normalize")
+    names = [f"{name}_{{}}_{kind}" for name in functions for kind in ARITHMETIC]
     flags = [*flags, "-DCONVGRAD_HAS_AMX", *(f"-D{name.format('v4')}={name.format('baseline')}" for name in names)]
     compiler, objects = first_found("g++"), compile_kernels(tmp_path, first_found("g++"), *flags)
     driver, amx = str(tmp_path / "driver"), str(tmp_path / "amx.o")

@@ -35,7 +35,7 @@ OFFERED = {
     "convgrad|": "info explain check bench tune run report names",
     "convgrad|--v": "--version",
     "convgrad|explain|--no-m": "--no-measure",
-    "convgrad|check|-b|na": "native native:avx2 native:amx",
+    "convgrad|check|-b|na": "native native:avx2 native:amx native:winograd",
     "convgrad|check|-b|aten|:|c": "channels_last cudnn",  # bash keeps "aten:"
     "convgrad|check|-b|aten|:": "float32 channels_last padded matmul cudnn miopen mkldnn native",
     "convgrad|check|--backend|=|aten|:|m": "matmul miopen mkldnn",
