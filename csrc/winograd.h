@@ -61,10 +61,13 @@ class Winograd {
 
   static bool takes(const convgrad_problem& q) {
     const int outputs = CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT;
-    bool fits = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0;
-    for (int d = 0; d < 3; ++d) fits = fits && q.stride[d] == 1 && (d == 0 || q.kernel[d] == 3);
-    const double weights = double(q.kernel[0]) * double(q.groups) * double(q.in_per_group) * double(q.out_per_group);
-    return fits && q.padding_mode == CONVGRAD_ZEROS && weights <= kMostWeights;
+    bool fits = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0 && q.batch > 0;
+    fits = fits && q.dtype == (sizeof(T) == 8 ? CONVGRAD_FLOAT64 : CONVGRAD_FLOAT32);
+    for (int d = 0; d < 3; ++d)
+      fits = fits && q.stride[d] == 1 && (d == 0 || q.kernel[d] == 3) && q.input[d] > 0 && q.output[d] > 0;
+    const double terms = double(q.kernel[0]) * double(most(q.in_per_group, q.out_per_group));
+    const double weights = terms * double(least(q.in_per_group, q.out_per_group)) * double(q.groups);
+    return fits && q.padding_mode == CONVGRAD_ZEROS && terms <= kMostOfAll && weights > 0 && weights <= kMostWeights;
   }
 
   static Plan make_plan(const convgrad_problem& q) {
@@ -131,15 +134,16 @@ class Winograd {
 
  private:
   using V = Vec<T, N>;
-  static constexpr int64_t kMostWeights = 1 << 21;           // before they are transformed
-  static constexpr int64_t kMostTiles = 32;                  // of a unit
-  static constexpr int64_t kMostTerms = 96;                  // of a sum
-  static constexpr int64_t kLeastTiles = kTestsTiles ? 4 : 64;  // of a block: each uses all weights
-  static constexpr int64_t kTransformedBytes = kFewPixelsBytes;       // of a block, for the second-level cache
+  static constexpr int64_t kMostWeights = 1 << 21;  // before they are transformed
+  static constexpr int64_t kMostOfAll = 1 << 14;    // terms, in pieces, of a result: 64 MB of a block's values a thread
+  static constexpr int64_t kMostTerms = kTestsTiles ? 10 : 96;   // of a piece
+  static constexpr int64_t kMostTiles = kTestsTiles ? 3 : 32;    // of a unit
+  static constexpr int64_t kLeastTiles = kTestsTiles ? 4 : 64;   // of a block: each uses all weights
+  static constexpr int64_t kTransformedBytes = kFewPixelsBytes;  // of a block, for the second-level cache
   static constexpr int64_t kProducts = kPointwiseColumns * N;  // of a tile and frequency that are computed at once
 
   static int64_t turned_elements(const Plan& p) {
-    return round_up(p.taps * 9, N) * N * (p.backward ? 1 : p.sources);
+    return round_up(p.taps * 9 * (p.backward ? 1 : p.sources), N) * N;
   }
 
   // ---- units ----

@@ -63,7 +63,7 @@ Case draw(std::mt19937_64& rng, bool winograd) {
     c.p.groups = pick(1, 3);
     c.p.in_per_group = pick(1, pick(0, 3) ? 20 : 50), c.p.out_per_group = pick(1, pick(0, 3) ? 20 : 50);
   }
-  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, winograd ? 1 : 3)), c.p.threads = int32_t(pick(1, 4));
+  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
   c.p.padding_mode = int32_t(pick(0, 1) && !winograd ? pick(1, 3) : 0);
   const bool small = pick(0, 2) == 0 || winograd;  // small kernels with stride 1 have loops of their own
   const int dims = int(pick(winograd ? 2 : 1, 3));

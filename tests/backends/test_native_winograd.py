@@ -73,8 +73,9 @@ def test_it_says_what_it_does_not_compute() -> None:
     assert "16 channels a group on both sides" in reasons("g2mb1ic32ih8oc16kh3")
     for text in ("mb1ic16ih8oc16kh3sh2", "mb1ic16ih8oc16kh1", "mb1ic16iw8oc16kw3", "mb1ic16ih8iw8oc16kh3kw5"):
         assert "kernels of 3x3" in reasons(text)
-    assert "too large" in reasons("mb1ic2048ih9oc2048kh3")  # the transformed weight would take 256 MB
-    assert "too large" in reasons(f"mb1ic16id{2**40}ih3iw3oc16kd{2**40 - 20}kh3kw3")  # at once, whatever the size
+    assert "too many" in reasons("mb1ic2048ih9oc2048kh3")  # the transformed weight would take 256 MB
+    assert "too many" in reasons("mb1ic32768ih9oc16kh3")  # and the transformed values of 64 tiles 128 MB
+    assert "too many" in reasons(f"mb1ic16id{2**40}ih3iw3oc16kd{2**40 - 20}kh3kw3")  # at once, whatever the size
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])

@@ -355,7 +355,8 @@ def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: 
         ("mb8ic64ih28oc64kh3ph1", True),
         ("mb8ic64ih28oc64kh3ph1 channels_last", True),
         ("mb4ic24ih28oc24kh3ph1 float64", True),
-        ("mb8ic64ih28oc64kh3dh4ph4", True),
+        ("mb8ic64ih28oc64kh3dh2ph2", True),
+        ("mb2ic64ih42oc64kh3dh14", False),  # three results of a class are two tiles
         ("g2mb8ic64ih28oc64kh3ph1", True),
         ("mb1ic32id16oc32kd3pd1", True),
         ("mb4ic64id8ih20iw20oc64kd1kh3kw3ph1pw1", True),

@@ -151,7 +151,9 @@ class NativeWinogradBackend(NativeBackend):
         if problem.kernel_size[-2:] != (3, 3) or max(problem.stride) > 1:
             reasons.append("it computes kernels of 3x3, or 3x3 in the last two of three dimensions, with stride 1")
         if not reasons and self.kernel_name(problem, outputs) != self.kernels:
-            reasons.append("it transforms the whole weight, which is too large for that")
+            reasons.append(
+                "it transforms the whole weight, and for a tile all channels and depths of a kernel: these are too many"
+            )
         return reasons
 
     def _wrong_size(self, problem: ConvProblem) -> str:

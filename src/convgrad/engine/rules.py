@@ -8,7 +8,7 @@ A GPU has no table, but the few lines of `_on_gpu`, and those only for GPUs like
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import ceil, prod
 
 import torch
 
@@ -199,7 +199,10 @@ def _saves_products(p: ConvProblem) -> bool:
     channel on the other side, and of weights, which are in one for each tile."""
     if p.kernel_size[-2:] != (3, 3) or max(p.stride) > 1 or p.flops < _LARGE or p.dtype.itemsize < 4:
         return False
-    tiles = p.batch * prod(p.output_size[:-2]) * prod(-(-size // 2) for size in p.output_size[-2:])
+    tiles = p.batch * prod(p.output_size[:-2])
+    for size, dilation in list(zip(p.output_size, p.dilation, strict=True))[-2:]:
+        apart = min(dilation, size)  # the results of a tile; with each of those between them other tiles begin
+        tiles *= apart * ceil(size / apart / 2)
     products = 16 * tiles * prod(p.kernel_size[:-2]) * p.in_channels * p.out_channels // p.groups
     channels = min(p.in_channels, p.out_channels) // p.groups
     saved = p.flops / 2 * _part_inside(p) / products  # 2.25 at best; a tile at a border computes more than there is
