@@ -29,7 +29,7 @@ TABLE: dict[str, dict[str, float]] = {
     "narrow": {"native": 2.5},
     "patches": {"native": 2.6},
     "pointwise": {"native": 1.9},
-    "volume": {"native:amx": 4.9, "native": 2.8},
+    "volume": {"native:amx": 4.9, "native": 2.7},
     "wide 3x3": {"native:winograd": 1.6},
     "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
