@@ -360,8 +360,8 @@ def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: 
         ("g2mb8ic64ih28oc64kh3ph1", True),
         ("mb1ic32id16oc32kd3pd1", True),
         ("mb4ic64id8ih20iw20oc64kd1kh3kw3ph1pw1", True),
-        ("mb4ic512ih7oc512kh3ph1", True),
-        ("mb3ic512ih7oc512kh3ph1", False),  # each weight is in 48 tiles
+        ("mb8ic512ih7oc512kh3ph1", True),
+        ("mb4ic512ih7oc512kh3ph1", False),  # each weight is in 64 tiles
         ("mb32ic64ih5oc64kh3ph1", False),  # the results fill 25 of 36 places in tiles
         ("mb8ic64ih28oc16kh3ph1", False),  # few channels
         ("g4mb8ic64ih28oc64kh3ph1", False),

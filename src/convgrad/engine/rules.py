@@ -30,7 +30,7 @@ TABLE: dict[str, dict[str, float]] = {
     "patches": {"native": 2.6},
     "pointwise": {"native": 1.9},
     "volume": {"native:amx": 4.9, "native": 2.7},
-    "wide 3x3": {"native:winograd": 1.6},
+    "wide 3x3": {"native:winograd": 1.7},
     "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
     "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.3},
@@ -45,7 +45,7 @@ _WIDE = 64
 #: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
 _FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 96, 24
 #: For Winograd's algorithm: the same channels, tiles, and multiplications of oneDNN for each of its own.
-_MANY_TILES, _SAVED = 64, 1.4
+_MANY_TILES, _SAVED = 96, 1.4
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
