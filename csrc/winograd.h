@@ -105,18 +105,19 @@ class Winograd {
     } else {
       p.weight = p.memory.shared.template add<T>(kFrequencies * p.groups * p.result_vectors() * p.panel());
       p.product = p.memory.each.template add<T>(kFrequencies * p.block_tiles() * kProducts);
+      const int64_t weights = p.taps * 9 * (p.backward ? 1 : p.sources);  // that are turned at once
+      p.turned = p.memory.each.template add<T>(round_up(weights, N) * N);
     }
     p.parts = least(ceil_div(p.threads, p.segments * p.groups), panels);
     p.values = p.memory.each.template add<T>(kFrequencies * p.frequency());
-    p.turned = p.memory.each.template add<T>(p.sums ? N * N : turned_elements(p));
     p.slab = p.memory.each.template add<T>(4 * p.columns() * N);
     return p;
   }
 
   Winograd(const Plan& plan, const convgrad_tensors& tensors, char* memory) : p(plan), t(tensors), memory_(memory) {}
 
-  // False where a result is an infinity or a NaN: then the results are to be computed anew, since other results of the
-  // same tile are, too.
+  // False where a result is an infinity or a NaN: then the results are to be computed anew, since transforms subtract
+  // infinities from each other, and overflow before the results do.
   bool run(int threads) {
     auto scratch = [&](int64_t thread) { return p.memory.of_thread(memory_, thread); };
     auto prepare = [&](Range some, char* own) {
@@ -140,11 +141,7 @@ class Winograd {
   static constexpr int64_t kMostTiles = kTestsTiles ? 3 : 32;    // of a unit
   static constexpr int64_t kLeastTiles = kTestsTiles ? 4 : 64;   // of a block: each uses all weights
   static constexpr int64_t kTransformedBytes = kFewPixelsBytes;  // of a block, for the second-level cache
-  static constexpr int64_t kProducts = kPointwiseColumns * N;  // of a tile and frequency that are computed at once
-
-  static int64_t turned_elements(const Plan& p) {
-    return round_up(p.taps * 9 * (p.backward ? 1 : p.sources), N) * N;
-  }
+  static constexpr int64_t kProducts = kPointwiseColumns * N;    // of a tile and frequency that are computed at once
 
   // ---- units ----
 
@@ -165,12 +162,8 @@ class Winograd {
     return u;
   }
 
-  struct View {  // of a tensor
-    int64_t size[3], channels;
-    int64_t pixels() const { return size[0] * size[1] * size[2]; }
-  };
-  View source_view() const { return {{p.source[0], p.source[1], p.source[2]}, p.groups * p.sources}; }
-  View result_view() const { return {{p.result[0], p.result[1], p.result[2]}, p.groups * p.results}; }
+  Tensor source() const { return {{p.source[0], p.source[1], p.source[2]}, p.groups * p.sources, 0, 1}; }
+  Tensor result() const { return {{p.result[0], p.result[1], p.result[2]}, p.groups * p.results, 0, 1}; }
 
   // Which of `count` columns from x on, each `apart` from the next, there are.
   Range inside(int64_t x, int64_t count, int64_t size) const {
@@ -180,16 +173,16 @@ class Winograd {
 
   // Rows of so many columns from a position on, as vectors of channels, zeros outside of the tensor. Of a group's
   // channels, of which it is those from `vector` on.
-  void load_rows(T* to, const T* from, const View& view, const Unit& u, const int64_t (&at)[3], int rows,
+  void load_rows(T* to, const T* from, const Tensor& tensor, const Unit& u, const int64_t (&at)[3], int rows,
                  int64_t columns, int64_t group, int64_t vector) const {
-    const int64_t channels = view.channels / p.groups, channel = group * channels + vector * N;
+    const int64_t channels = tensor.width / p.groups, channel = group * channels + vector * N;
     const int64_t live = channels - vector * N;
-    const Range there = inside(at[2], columns, view.size[2]);
-    const int64_t pixels = view.pixels(), step = p.apart[2];
+    const Range there = inside(at[2], columns, tensor.size[2]);
+    const int64_t pixels = tensor.pixels(), step = p.apart[2];
     for (int r = 0; r < rows; ++r, to += columns * N) {
       const int64_t y = at[1] + r * p.apart[1];
-      const bool exists = y >= 0 && y < view.size[1] && at[0] >= 0 && at[0] < view.size[0] && there.size();
-      const int64_t row = (at[0] * view.size[1] + y) * view.size[2] + at[2];
+      const bool exists = y >= 0 && y < tensor.size[1] && at[0] >= 0 && at[0] < tensor.size[0] && there.size();
+      const int64_t row = (at[0] * tensor.size[1] + y) * tensor.size[2] + at[2];
       auto clear = [&](int64_t low, int64_t high) {
         for (int64_t j = low; j < high; ++j) store<T, N>(to + j * N, V{});
       };
@@ -199,19 +192,19 @@ class Winograd {
       }
       clear(0, there.low), clear(there.high, columns);
       // Prefetched: the next vector of channels, or behind the last one the first of two rows further on.
-      const int64_t next = p.channels_last ? 1 : pixels, column = p.channels_last ? view.channels : 1;
-      const int64_t two_rows = 2 * p.apart[1] * view.size[2] * column;
+      const int64_t next = p.channels_last ? 1 : pixels, column = p.channels_last ? tensor.width : 1;
+      const int64_t two_rows = 2 * p.apart[1] * tensor.size[2] * column;
       const int64_t ahead = live > N ? N * next : two_rows - (channels - live) * next;
       if (p.channels_last) {
-        const T* const first = from + (u.image * pixels + row) * view.channels + channel;
+        const T* const first = from + (u.image * pixels + row) * tensor.width + channel;
         for (int64_t j = there.low; j < there.high; ++j) {
-          const T* const pixel = first + j * step * view.channels;
+          const T* const pixel = first + j * step * tensor.width;
           __builtin_prefetch(pixel + ahead);
           store<T, N>(to + j * N, load_first<T, N>(pixel, live));
         }
         continue;
       }
-      const T* const first = from + (u.image * view.channels + channel) * pixels + row;
+      const T* const first = from + (u.image * tensor.width + channel) * pixels + row;
       for (int64_t j = there.low; j < there.high; j += N) {
         const int64_t now = least(N, there.high - j);
         V square[N];
@@ -347,14 +340,14 @@ class Winograd {
   // The transformed values of a block's units.
   void load_source(char* own, const T* tensor, int64_t group, Range units, int64_t low_tap, int64_t taps) const {
     T* const slab = p.slab.in(own);
-    const View view = source_view();
+    const Tensor source = this->source();
     for (int64_t i = units.low; i < units.high; ++i) {
       const Unit u = unit(i);
       for (int64_t tap = 0; tap < taps; ++tap) {
         int64_t at[3];
         for (int d = 0; d < 3; ++d) at[d] = u.at[d] - p.padding[d] + (d ? 0 : (low_tap + tap) * p.apart[0]);
         for (int64_t v = 0; v < p.source_vectors(); ++v) {
-          load_rows(slab, tensor, view, u, at, 4, p.columns(), group, v);
+          load_rows(slab, tensor, source, u, at, 4, p.columns(), group, v);
           T* const to = p.values.in(own) + (i - units.low) * p.tiles * p.pitch();
           transform_source(to + (tap * p.source_vectors() + v) * N, slab);
         }
@@ -416,7 +409,7 @@ class Winograd {
   void store_results(char* own, int64_t group, const Unit& u, int64_t vector, const T* from, V& finite) const {
     const int64_t frequency = p.block_tiles() * kProducts, width = 2 * p.tiles, first = vector * N;
     const int64_t live = least(N, p.results - first), channel = group * p.results + first;
-    const View view = result_view();
+    const Tensor result = this->result();
     T* const slab = p.slab.in(own);
     V start = {};
     if (t.bias) start = load_first<T, N>(static_cast<const T*>(t.bias) + channel, live);
@@ -437,19 +430,19 @@ class Winograd {
         store<T, N>(slab + (r * width + 2 * tile + 1) * N, right);
       }
     }
-    const int64_t count = inside(u.at[2], width, view.size[2]).high, pixels = view.pixels(), step = p.apart[2];
+    const int64_t count = inside(u.at[2], width, result.size[2]).high, pixels = result.pixels(), step = p.apart[2];
     for (int r = 0; r < 2; ++r) {
-      const int64_t y = u.at[1] + r * p.apart[1], row = (u.at[0] * view.size[1] + y) * view.size[2] + u.at[2];
-      if (y >= view.size[1]) break;
+      const int64_t y = u.at[1] + r * p.apart[1], row = (u.at[0] * result.size[1] + y) * result.size[2] + u.at[2];
+      if (y >= result.size[1]) break;
       T* const to = static_cast<T*>(p.backward ? t.grad_input : t.forward);
       const T* const results = slab + r * width * N;
       if (p.channels_last) {
-        T* const at = to + (u.image * pixels + row) * view.channels + channel;
+        T* const at = to + (u.image * pixels + row) * result.width + channel;
         for (int64_t j = 0; j < count; ++j)
-          store_first<T, N>(at + j * step * view.channels, load<T, N>(results + j * N), live);
+          store_first<T, N>(at + j * step * result.width, load<T, N>(results + j * N), live);
         continue;
       }
-      T* const at = to + (u.image * view.channels + channel) * pixels + row;
+      T* const at = to + (u.image * result.width + channel) * pixels + row;
       for (int64_t j = 0; j < count; j += N) {
         V square[N];
         for (int l = 0; l < N; ++l) square[l] = j + l < count ? load<T, N>(results + (j + l) * N) : V{};
@@ -472,11 +465,11 @@ class Winograd {
     T *const values = p.values.in(own), *const outer = p.outer.in(own), *const slab = p.slab.in(own);
     for (int64_t block = blocks.low; block < blocks.high; ++block) {
       const Range units = share(p.units, block, p.blocks);
-      const View view = result_view();
+      const Tensor result = this->result();
       for (int64_t i = units.low; i < units.high; ++i) {
         const Unit u = unit(i);
         for (int64_t v = vectors.low; v < vectors.high; ++v) {
-          load_rows(slab, static_cast<const T*>(t.grad_output), view, u, u.at, 2, 2 * p.tiles, group, v);
+          load_rows(slab, static_cast<const T*>(t.grad_output), result, u, u.at, 2, 2 * p.tiles, group, v);
           transform_outer(outer + (i - units.low) * p.tiles * p.outer_pitch() + v * N, slab);
         }
       }

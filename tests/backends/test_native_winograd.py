@@ -36,7 +36,7 @@ SLOTS = {"forward": ("input", "weight"), "grad_input": ("output", "weight"), "gr
         "mb1ic16ih6oc17kh3ph1 float64",
     ],
 )
-def test_the_conformance_suite_passes(instruction_set: str, text: str, output: Output) -> None:
+def test_the_conformance_suite_passes(text: str, output: Output) -> None:
     results = list(check_problem("native:winograd", ConvProblem.parse(text), output, repeats=3))
     assert not [str(r) for r in results if r.status == "failed"]
     assert any(r.status == "passed" for r in results)

@@ -90,7 +90,7 @@ def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:
 
     Args:
         problem: what `pack_problem` returns.
-        set_name: the instruction set of its kernels, one that there is; the one in use where none is named.
+        set_name: an instruction set, "amx" or "winograd", which this build has; where it is empty the set in use.
 
     Raises:
         RuntimeError: there is no library, or not this instruction set in it.
