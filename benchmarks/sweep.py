@@ -115,6 +115,22 @@ def _pointwise(rng: random.Random) -> dict[str, Any]:
             "stride": rng.choice((1,) * 7 + (2,)), "dilation": 1}  # fmt: skip
 
 
+def _shortcut(rng: random.Random) -> dict[str, Any]:
+    """Beside a block of a residual network that halves the image."""
+    channels, ratio, groups = rng.choice(_CHANNELS), rng.choice((1, 2, 2, 2, 4)), rng.choice((1, 1, 1, 1, 1, 2, 4))
+    return {"ndim": rng.choice((1, 2, 2, 2, 2, 3)), "channels": (channels * groups, channels * ratio * groups, groups),
+            "kernel": 1, "stride": rng.choice((2, 2, 2, 3)), "dilation": 1,
+            "transposed": rng.random() < 0.1}  # fmt: skip
+
+
+def _line(rng: random.Random) -> dict[str, Any]:
+    """Kernels of one dimension: of sequences, of time, of images in turn along both."""
+    ndim, channels = rng.choice((1, 1, 2, 2, 3)), rng.choice(_CHANNELS[:18])
+    outputs = channels if rng.random() < 0.6 else rng.choice(_CHANNELS[:18])
+    return {"ndim": ndim, "channels": (channels, outputs, 1), "kernel": rng.choice((3, 3, 3, 3, 5)), "stride": 1,
+            "dilation": rng.choice((1,) * 5 + (2,)), "along": rng.randrange(ndim)}  # fmt: skip
+
+
 def _volume(rng: random.Random) -> dict[str, Any]:
     """Of 3-D networks, one image: stems, small stages and ways up, which PyTorch computes without oneDNN."""
     kernel, stride = rng.choice(((3, 1), (3, 1), (3, 1), (3, 2), (2, 2), (4, 4), (5, 2)))
@@ -128,7 +144,8 @@ def _volume(rng: random.Random) -> dict[str, Any]:
 
 
 _KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
-    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2, _volume, _stem
+    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2,
+    _volume, _stem, _shortcut, _line,
 )  # fmt: skip
 _DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
 
@@ -153,6 +170,7 @@ def _problem(
     transposed: bool = False,
     batch: int = 0,
     size: int = 0,
+    along: int | None = None,
 ) -> ConvProblem | None:
     size, extent = size or _size(rng, ndim), (kernel - 1) * dilation
     low = high = 0 if stride >= kernel else extent // 2
@@ -161,10 +179,13 @@ def _problem(
     output = output_length(size, kernel, stride, low, high, dilation)
     if output < 1:
         return None
+    dims = [Dimension(size, output, kernel, stride, low, high, dilation)] * ndim
+    if along is not None:
+        dims = [dim if d == along else Dimension(size, size, 1, 1, 0, 0, 1) for d, dim in enumerate(dims)]
     layout = channels_last_of(ndim) if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
     return ConvProblem(
         batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels,
-        **fields_of([Dimension(size, output, kernel, stride, low, high, dilation)] * ndim),
+        **fields_of(dims),
         dtype=rng.choice(_DTYPES), memory_format=layout, origin="transposed" if transposed else "plain",
     )  # fmt: skip
 

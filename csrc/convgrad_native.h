@@ -31,8 +31,8 @@ enum {
   CONVGRAD_TRANSPOSED_GRAD_BIAS = 16 /* the sum of input instead, `channels` values: a transposed convolution's */
 };
 
-/* A depthwise convolution (more than one group, in_per_group 1), a grouped or dense one, or a pointwise one: kernel and
- * stride 1, no padding. Spatial dimensions that a problem lacks come first, with size, kernel
+/* A depthwise convolution (more than one group, in_per_group 1), a grouped or dense one, or a pointwise one: kernel 1,
+ * no padding. Spatial dimensions that a problem lacks come first, with size, kernel
  * and stride 1. The weight has the problem's layout. */
 typedef struct {
   int64_t batch, groups, in_per_group, out_per_group;
@@ -61,7 +61,7 @@ int32_t convgrad_abi(void);
 const char *convgrad_instruction_set(void);
 
 /* Whether this build, this processor and its system have an instruction set, "amx", whose kernels for float32 stand
- * beside those of x86-64-v4, or "winograd", whose kernels of 3x3 stand beside those of each. */
+ * beside those of x86-64-v4, or "winograd", whose kernels of 3x3 and 3 stand beside those of each. */
 int32_t convgrad_has(const char *name);
 
 /* Use another instruction set from now on (for tests); 0 if it is there, else 1. */
@@ -71,7 +71,8 @@ int32_t convgrad_select(const char *name);
  * "winograd" mean the instruction set in use. */
 int32_t convgrad_plan_make(const convgrad_problem *problem, const char *name, convgrad_plan *plan);
 
-/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise", "amx" or "winograd". */
+/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise", "strided pointwise", "amx"
+ * or "winograd". */
 const char *convgrad_plan_name(const convgrad_plan *plan);
 
 /* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,

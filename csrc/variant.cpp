@@ -7,6 +7,7 @@
 #include "planar.h"
 #include "pointwise_channels_last.h"
 #include "pointwise_contiguous.h"
+#include "pointwise_strided.h"
 #include "winograd.h"
 
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
@@ -22,9 +23,8 @@ struct PlanOf : KeptPlan {
   typename Kernels::Plan plan;
 };
 
-template <template <class, class, int> class Family, class S, class T>
+template <class Kernels>
 void make_for(const char* name, const convgrad_problem& q, void* memory) {
-  using Kernels = Family<S, T, kVectorBytes / int(sizeof(T))>;
   auto run = [](const KeptPlan& p, const convgrad_tensors& t, char* memory, int threads) {
     Kernels::run(static_cast<const PlanOf<Kernels>&>(p).plan, t, memory, threads);
   };
@@ -35,15 +35,20 @@ void make_for(const char* name, const convgrad_problem& q, void* memory) {
 template <class S, class T>
 void make(const convgrad_problem& q, void* memory) {
   constexpr int N = kVectorBytes / int(sizeof(T));
-  const bool depthwise = q.in_per_group == 1 && q.groups > 1;
+  const bool depthwise = q.in_per_group == 1 && q.groups > 1, channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+  using Contiguous = ContiguousPointwise<S, T, N>;
+  using ChannelsLast = ChannelsLastPointwise<S, T, N>;
   if (!depthwise && PointwisePlan::takes(q))
-    return q.layout == CONVGRAD_CHANNELS_LAST ? make_for<ChannelsLastPointwise, S, T>("pointwise", q, memory)
-                                              : make_for<ContiguousPointwise, S, T>("pointwise", q, memory);
-  if (depthwise && Planar<S, T, N>::takes(q)) return make_for<Planar, S, T>("planar", q, memory);
+    return channels_last ? make_for<ChannelsLast>("pointwise", q, memory)
+                         : make_for<Contiguous>("pointwise", q, memory);
+  if (!depthwise && takes_strided_pointwise(q))
+    return channels_last ? make_for<StridedPointwise<ChannelsLast, S>>("strided pointwise", q, memory)
+                         : make_for<StridedPointwise<Contiguous, S>>("strided pointwise", q, memory);
+  if (depthwise && Planar<S, T, N>::takes(q)) return make_for<Planar<S, T, N>>("planar", q, memory);
   // Lanes that are channels, and images in contiguous layout, would be less than half in use where there are so few.
-  const bool few = 2 * q.groups * (q.layout == CONVGRAD_CHANNELS_LAST ? 1 : q.batch) < N;
-  if (depthwise && !few) return make_for<Depthwise, S, T>("packed", q, memory);
-  make_for<Grouped, S, T>("grouped", q, memory);
+  const bool few = 2 * q.groups * (channels_last ? 1 : q.batch) < N;
+  if (depthwise && !few) return make_for<Depthwise<S, T, N>>("packed", q, memory);
+  make_for<Grouped<S, T, N>>("grouped", q, memory);
 }
 
 template <class S, class T, class Activation>
@@ -88,9 +93,19 @@ void CONVGRAD_NAMED(convgrad_plan_make, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(c
 void CONVGRAD_NAMED(convgrad_plan_make_winograd, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q,
                                                                                         void* at) {
   typedef CONVGRAD_ARITHMETIC T;
-  using Kernels = Winograd<T, kVectorBytes / int(sizeof(T))>;
+  constexpr int N = kVectorBytes / int(sizeof(T));
   const auto ordinary = CONVGRAD_NAMED(convgrad_plan_make, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC);
-  Kernels::takes(q) ? keep_in_front<Kernels>("winograd", Kernels::make_plan(q), ordinary, q, at) : ordinary(q, at);
+  auto made = [&](auto* kernels, const convgrad_problem& q) {
+    using Kernels = std::remove_pointer_t<decltype(kernels)>;
+    if (!Kernels::takes(q)) return false;
+    keep_in_front<Kernels>("winograd", Kernels::make_plan(q), ordinary, q, at);
+    return true;
+  };
+  const convgrad_problem folded = with_slices_as_rows(q);
+  if (made((Winograd<T, N, true, true>*)nullptr, q)) return;
+  if (made((Winograd<T, N, false, true>*)nullptr, q)) return;
+  if (made((Winograd<T, N, true, false>*)nullptr, folded)) return;
+  ordinary(q, at);
 }
 
 bool CONVGRAD_NAMED(convgrad_normalize, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {

@@ -1,5 +1,5 @@
 // Convolutions with kernels of 3x3 by fewer multiplications: 16 for each 2x2 results and channel, where the definition
-// has 36 (Winograd's algorithm F(2x2, 3x3); Lavin and Gray, arXiv:1509.09308).
+// has 36 (Winograd's algorithm F(2x2, 3x3); Lavin and Gray, arXiv:1509.09308). With kernels of 3 it is 4 for 6.
 //
 // In one dimension, two results of the four values d and the kernel g are
 //   y = A^T [(G g) * (B^T d)],  B^T d = (d0 - d2, d1 + d2, d2 - d1, d1 - d3),  A^T m = (m0 + m1 + m2, m1 - m2 - m3),
@@ -16,6 +16,7 @@
 #pragma once
 
 #include <atomic>
+#include <utility>
 
 #include "kept_plan.h"
 #include "memory.h"
@@ -25,11 +26,54 @@
 
 namespace {
 
-constexpr int kFrequencies = 16;
+// A kernel of 3x1x1 that reads nothing else in a slice: slices become rows.
+inline convgrad_problem with_slices_as_rows(convgrad_problem q) {
+  if (q.kernel[0] != 3 || q.kernel[1] != 1 || q.kernel[2] != 1) return q;
+  for (int d = 1; d < 3; ++d)
+    if (q.padding[d] || q.input[d] != q.output[d] || q.stride[d] > 1) return q;
+  auto fold = [](int64_t (&sizes)[3]) { sizes[2] *= sizes[1], sizes[1] = sizes[0], sizes[0] = 1; };
+  fold(q.input), fold(q.output), fold(q.kernel), fold(q.dilation);
+  std::swap(q.padding[0], q.padding[1]);  // which was 0
+  return q;
+}
 
-template <class T, int N>
+// Along one dimension: of the source, of grad_output, of the kernel, and from sums of products to results or to the
+// gradients of the kernel.
+template <class V, bool kTransformed>
+struct Transforms {
+  static void source(const V* d, V* to) {
+    to[0] = d[0] - d[2], to[1] = d[1] + d[2], to[2] = d[2] - d[1], to[3] = d[1] - d[3];
+  }
+  static void outer(const V* y, V* to) { to[0] = y[0], to[1] = y[0] + y[1], to[2] = y[0] - y[1], to[3] = -y[1]; }
+  static void kernel(const V* g, V* to) {
+    const V sum = (g[0] + g[2]) / 2, half = g[1] / 2;
+    to[0] = g[0], to[1] = sum + half, to[2] = sum - half, to[3] = g[2];
+  }
+  static void results(const V* m, V* to) { to[0] = m[0] + (m[1] + m[2]), to[1] = (m[1] - m[2]) - m[3]; }
+  static void gradients(const V* m, V* to) {
+    const V sum = (m[1] + m[2]) / 2;
+    to[0] = m[0] + sum, to[1] = (m[1] - m[2]) / 2, to[2] = sum + m[3];
+  }
+};
+template <class V>
+struct Transforms<V, false> {
+  static void source(const V* d, V* to) { to[0] = d[0]; }
+  static void outer(const V* y, V* to) { to[0] = y[0]; }
+  static void kernel(const V* g, V* to) { to[0] = g[0]; }
+  static void results(const V* m, V* to) { to[0] = m[0]; }
+  static void gradients(const V* m, V* to) { to[0] = m[0]; }
+};
+
+// Transformed along rows (the kernel has three of them, else one), columns, or both.
+template <class T, int N, bool kAlongRows, bool kAlongColumns>
 class Winograd {
  public:
+  // In height and width: results of a tile, the kernel's elements, and what they read.
+  static constexpr int kTileRows = kAlongRows ? 2 : 1, kTileColumns = kAlongColumns ? 2 : 1;
+  static constexpr int kKernelRows = kAlongRows ? 3 : 1, kKernelColumns = kAlongColumns ? 3 : 1;
+  static constexpr int kRows = kAlongRows ? 4 : 1, kColumns = kAlongColumns ? 4 : 1;
+  static constexpr int kFrequencies = kRows * kColumns, kElements = kKernelRows * kKernelColumns;
+
   struct Plan : KeptPlan {
     int64_t images, groups, sources, results;  // channels of a group
     bool channels_last, backward, sums;        // grad_input; grad_weight
@@ -54,7 +98,7 @@ class Winograd {
     int64_t outer_pitch() const { return odd(result_vectors() * N); }
     int64_t frequency() const { return odd(block_tiles() * pitch()); }
     int64_t outer_frequency() const { return odd(block_tiles() * outer_pitch()); }
-    int64_t columns() const { return 2 * tiles + 2; }  // that a unit reads
+    int64_t columns() const { return kTileColumns * (tiles - 1) + kColumns; }  // that a unit reads
     int64_t panel() const { return taps * sources * N; }  // weights of a vector of results
     int64_t group_sums() const { return taps * kFrequencies * results * source_vectors() * N; }
   };
@@ -64,7 +108,8 @@ class Winograd {
     bool fits = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0 && q.batch > 0;
     fits = fits && q.dtype == (sizeof(T) == 8 ? CONVGRAD_FLOAT64 : CONVGRAD_FLOAT32);
     for (int d = 0; d < 3; ++d)
-      fits = fits && q.stride[d] == 1 && (d == 0 || q.kernel[d] == 3) && q.input[d] > 0 && q.output[d] > 0;
+      fits = fits && q.stride[d] == 1 && q.input[d] > 0 && q.output[d] > 0;
+    fits = fits && q.kernel[1] == kKernelRows && q.kernel[2] == kKernelColumns;
     const double terms = double(q.kernel[0]) * double(most(q.in_per_group, q.out_per_group));
     const double weights = terms * double(least(q.in_per_group, q.out_per_group)) * double(q.groups);
     return fits && q.padding_mode == CONVGRAD_ZEROS && terms <= kMostOfAll && weights > 0 && weights <= kMostWeights;
@@ -82,11 +127,11 @@ class Winograd {
       p.source[d] = p.backward ? q.output[d] : q.input[d];
       p.result[d] = p.backward ? q.input[d] : q.output[d];
       p.padding[d] = p.backward ? (q.kernel[d] - 1) * q.dilation[d] - q.padding[d] : q.padding[d];
-      p.apart[d] = q.dilation[d];
+      p.apart[d] = q.kernel[d] > 1 ? q.dilation[d] : 1;
       if (d) p.classes[d - 1] = least(p.apart[d], p.result[d]);
     }
-    p.rows = ceil_div(ceil_div(p.result[1], p.classes[0]), 2);
-    const int64_t row = ceil_div(ceil_div(p.result[2], p.classes[1]), 2);
+    p.rows = ceil_div(ceil_div(p.result[1], p.classes[0]), kTileRows);
+    const int64_t row = ceil_div(ceil_div(p.result[2], p.classes[1]), kTileColumns);
     p.stretches = ceil_div(row, kMostTiles), p.tiles = ceil_div(row, p.stretches);
     p.units = p.images * p.result[0] * p.classes[0] * p.rows * p.classes[1] * p.stretches;
     // As many tiles as fit into the cache, if each thread gets a block.
@@ -105,12 +150,12 @@ class Winograd {
     } else {
       p.weight = p.memory.shared.template add<T>(kFrequencies * p.groups * p.result_vectors() * p.panel());
       p.product = p.memory.each.template add<T>(kFrequencies * p.block_tiles() * kProducts);
-      const int64_t weights = p.taps * 9 * (p.backward ? 1 : p.sources);  // that are turned at once
+      const int64_t weights = p.taps * kElements * (p.backward ? 1 : p.sources);  // that are turned at once
       p.turned = p.memory.each.template add<T>(round_up(weights, N) * N);
     }
     p.parts = least(ceil_div(p.threads, p.segments * p.groups), panels);
     p.values = p.memory.each.template add<T>(kFrequencies * p.frequency());
-    p.slab = p.memory.each.template add<T>(4 * p.columns() * N);
+    p.slab = p.memory.each.template add<T>(kRows * p.columns() * N);
     return p;
   }
 
@@ -152,11 +197,11 @@ class Winograd {
     Unit u;
     const int64_t stretch = i % p.stretches;
     i /= p.stretches;
-    u.at[2] = i % p.classes[1] + 2 * p.apart[2] * p.tiles * stretch;
+    u.at[2] = i % p.classes[1] + kTileColumns * p.apart[2] * p.tiles * stretch;
     i /= p.classes[1];
     const int64_t row = i % p.rows;
     i /= p.rows;
-    u.at[1] = i % p.classes[0] + 2 * p.apart[1] * row;
+    u.at[1] = i % p.classes[0] + kTileRows * p.apart[1] * row;
     i /= p.classes[0];
     u.at[0] = i % p.result[0], u.image = i / p.result[0];
     return u;
@@ -191,10 +236,10 @@ class Winograd {
         continue;
       }
       clear(0, there.low), clear(there.high, columns);
-      // Prefetched: the next vector of channels, or behind the last one the first of two rows further on.
+      // Prefetched: the next vector of channels, or behind the last one the first of the next tiles.
       const int64_t next = p.channels_last ? 1 : pixels, column = p.channels_last ? tensor.width : 1;
-      const int64_t two_rows = 2 * p.apart[1] * tensor.size[2] * column;
-      const int64_t ahead = live > N ? N * next : two_rows - (channels - live) * next;
+      const int64_t down = kTileRows * p.apart[1] * tensor.size[2] * column;
+      const int64_t ahead = live > N ? N * next : down - (channels - live) * next;
       if (p.channels_last) {
         const T* const first = from + (u.image * pixels + row) * tensor.width + channel;
         for (int64_t j = there.low; j < there.high; ++j) {
@@ -231,62 +276,66 @@ class Winograd {
 
   // ---- transforms ----
 
-  // Tiles of 4x4 of the source, of one channel vector: `to` of each tile and frequency.
+  using Down = Transforms<V, kAlongRows>;
+  using Across = Transforms<V, kAlongColumns>;
+
+  // Tiles of the source, of one channel vector: `to` of each tile and frequency.
   void transform_source(T* to, const T* slab) const {
+    constexpr int kShared = kColumns - kTileColumns;  // columns of two tiles
     const int64_t row = p.columns() * N, pitch = p.pitch(), frequency = p.frequency();
-    auto column = [&](V(&v)[4], int64_t j) {
-      V d[4];
-      for (int r = 0; r < 4; ++r) d[r] = load<T, N>(slab + r * row + j * N);
-      v[0] = d[0] - d[2], v[1] = d[1] + d[2], v[2] = d[2] - d[1], v[3] = d[1] - d[3];
+    V c[kColumns][kRows];
+    auto column = [&](int i, int64_t j) {
+      V d[kRows];
+      for (int r = 0; r < kRows; ++r) d[r] = load<T, N>(slab + r * row + j * N);
+      Down::source(d, c[i]);
     };
-    V c[4][4];
-    column(c[0], 0), column(c[1], 1);
+    for (int i = 0; i < kShared; ++i) column(i, i);
     for (int64_t tile = 0; tile < p.tiles; ++tile, to += pitch) {
-      column(c[2], 2 * tile + 2), column(c[3], 2 * tile + 3);
+#pragma GCC unroll 2
+      for (int i = kShared; i < kColumns; ++i) column(i, kTileColumns * tile + i);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        T* const at = to + 4 * r * frequency;
-        store<T, N>(at, c[0][r] - c[2][r]);
-        store<T, N>(at + frequency, c[1][r] + c[2][r]);
-        store<T, N>(at + 2 * frequency, c[2][r] - c[1][r]);
-        store<T, N>(at + 3 * frequency, c[1][r] - c[3][r]);
-        c[0][r] = c[2][r], c[1][r] = c[3][r];
+      for (int r = 0; r < kRows; ++r) {
+        V d[kColumns], f[kColumns];
+        for (int i = 0; i < kColumns; ++i) d[i] = c[i][r];
+        Across::source(d, f);
+        for (int k = 0; k < kColumns; ++k) store<T, N>(to + (kColumns * r + k) * frequency, f[k]);
+        for (int i = 0; i < kShared; ++i) c[i][r] = d[kTileColumns + i];
       }
     }
   }
-  // Of grad_output, tiles of 2x2.
+  // Of grad_output, as many as there are results.
   void transform_outer(T* to, const T* slab) const {
-    const int64_t row = 2 * p.tiles * N, pitch = p.outer_pitch(), frequency = p.outer_frequency();
+    const int64_t row = kTileColumns * p.tiles * N, pitch = p.outer_pitch(), frequency = p.outer_frequency();
     for (int64_t tile = 0; tile < p.tiles; ++tile, to += pitch) {
-      V c[2][4];
-      for (int j = 0; j < 2; ++j) {
-        const V y0 = load<T, N>(slab + (2 * tile + j) * N), y1 = load<T, N>(slab + row + (2 * tile + j) * N);
-        c[j][0] = y0, c[j][1] = y0 + y1, c[j][2] = y0 - y1, c[j][3] = -y1;
+      V c[kTileColumns][kRows];
+      for (int j = 0; j < kTileColumns; ++j) {
+        V y[kTileRows];
+        for (int r = 0; r < kTileRows; ++r) y[r] = load<T, N>(slab + r * row + (kTileColumns * tile + j) * N);
+        Down::outer(y, c[j]);
       }
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        T* const at = to + 4 * r * frequency;
-        store<T, N>(at, c[0][r]);
-        store<T, N>(at + frequency, c[0][r] + c[1][r]);
-        store<T, N>(at + 2 * frequency, c[0][r] - c[1][r]);
-        store<T, N>(at + 3 * frequency, -c[1][r]);
+      for (int r = 0; r < kRows; ++r) {
+        V y[kTileColumns], f[kColumns];
+        for (int j = 0; j < kTileColumns; ++j) y[j] = c[j][r];
+        Across::outer(y, f);
+        for (int k = 0; k < kColumns; ++k) store<T, N>(to + (kColumns * r + k) * frequency, f[k]);
       }
     }
   }
-  // The kernel, nine vectors.
+  // The kernel, a vector of each element.
   template <class At>
   static void transform_kernel(const At& at, T* to, int64_t frequency) {
-    V rows[4][3];
-    auto spread = [](V a, V b, V c, V& to0, V& to1, V& to2, V& to3) {
-      const V sum = (a + c) * T(0.5), half = b * T(0.5);
-      to0 = a, to1 = sum + half, to2 = sum - half, to3 = c;
-    };
-    for (int j = 0; j < 3; ++j)
-      spread(at(j), at(3 + j), at(6 + j), rows[0][j], rows[1][j], rows[2][j], rows[3][j]);
-    for (int r = 0; r < 4; ++r) {
-      V f[4];
-      spread(rows[r][0], rows[r][1], rows[r][2], f[0], f[1], f[2], f[3]);
-      for (int k = 0; k < 4; ++k) store<T, N>(to + (4 * r + k) * frequency, f[k]);
+    V rows[kRows][kKernelColumns];
+    for (int j = 0; j < kKernelColumns; ++j) {
+      V g[kKernelRows], f[kRows];
+      for (int r = 0; r < kKernelRows; ++r) g[r] = at(r * kKernelColumns + j);
+      Down::kernel(g, f);
+      for (int r = 0; r < kRows; ++r) rows[r][j] = f[r];
+    }
+    for (int r = 0; r < kRows; ++r) {
+      V f[kColumns];
+      Across::kernel(rows[r], f);
+      for (int k = 0; k < kColumns; ++k) store<T, N>(to + (kColumns * r + k) * frequency, f[k]);
     }
   }
 
@@ -308,7 +357,7 @@ class Winograd {
   // Of a vector of results: [frequency][group and vector of results][kernel element in depth and source][lane].
   void pack_weight(char* own, int64_t i) const {
     const int64_t group = i / p.result_vectors(), first = i % p.result_vectors() * N;
-    const int64_t live = least(N, p.results - first), elements = 9 * p.taps, frequency = weight_frequency();
+    const int64_t live = least(N, p.results - first), elements = kElements * p.taps, frequency = weight_frequency();
     T *const turned = p.turned.in(own), *const to = packed_weight(group, first / N);
     const T* const weight = static_cast<const T*>(t.weight);
     if (!p.backward) {
@@ -317,7 +366,7 @@ class Winograd {
       const int64_t source = p.channels_last ? 1 : elements, element = p.channels_last ? p.sources : 1;
       for (int64_t tap = 0; tap < p.taps; ++tap)
         for (int64_t s = 0; s < p.sources; ++s) {
-          const T* const from = turned + (s * source + tap * 9 * element) * N;
+          const T* const from = turned + (s * source + tap * kElements * element) * N;
           transform_kernel([&](int e) { return load<T, N>(from + e * element * N); },
                            to + (tap * p.sources + s) * N, frequency);
         }
@@ -327,7 +376,7 @@ class Winograd {
       const T* const from = weight + (group * p.sources + s) * p.results * elements;
       if (!p.channels_last) turn(turned, from + first * elements, elements, elements, live);
       for (int64_t tap = 0; tap < p.taps; ++tap) {
-        const int64_t last = (p.taps - tap) * 9 - 1;
+        const int64_t last = (p.taps - tap) * kElements - 1;
         auto at = [&](int e) {
           return p.channels_last ? load_first<T, N>(from + (last - e) * p.results + first, live)
                                  : load<T, N>(turned + (last - e) * N);
@@ -347,7 +396,7 @@ class Winograd {
         int64_t at[3];
         for (int d = 0; d < 3; ++d) at[d] = u.at[d] - p.padding[d] + (d ? 0 : (low_tap + tap) * p.apart[0]);
         for (int64_t v = 0; v < p.source_vectors(); ++v) {
-          load_rows(slab, tensor, source, u, at, 4, p.columns(), group, v);
+          load_rows(slab, tensor, source, u, at, kRows, p.columns(), group, v);
           T* const to = p.values.in(own) + (i - units.low) * p.tiles * p.pitch();
           transform_source(to + (tap * p.source_vectors() + v) * N, slab);
         }
@@ -407,31 +456,33 @@ class Winograd {
 
   // Of a unit and a vector of channels, from the products' sums.
   void store_results(char* own, int64_t group, const Unit& u, int64_t vector, const T* from, V& finite) const {
-    const int64_t frequency = p.block_tiles() * kProducts, width = 2 * p.tiles, first = vector * N;
+    const int64_t frequency = p.block_tiles() * kProducts, width = kTileColumns * p.tiles, first = vector * N;
     const int64_t live = least(N, p.results - first), channel = group * p.results + first;
     const Tensor result = this->result();
     T* const slab = p.slab.in(own);
     V start = {};
     if (t.bias) start = load_first<T, N>(static_cast<const T*>(t.bias) + channel, live);
     for (int64_t tile = 0; tile < p.tiles; ++tile, from += kProducts) {
-      V rows[2][4];
+      V rows[kTileRows][kColumns];
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) {
-        V m[4];
-        for (int r = 0; r < 4; ++r) m[r] = load<T, N>(from + (4 * r + k) * frequency);
-        const V sum = m[1] + m[2], difference = m[1] - m[2];
-        rows[0][k] = m[0] + sum, rows[1][k] = difference - m[3];
+      for (int k = 0; k < kColumns; ++k) {
+        V m[kRows], y[kTileRows];
+        for (int r = 0; r < kRows; ++r) m[r] = load<T, N>(from + (kColumns * r + k) * frequency);
+        Down::results(m, y);
+        for (int r = 0; r < kTileRows; ++r) rows[r][k] = y[r];
       }
-      for (int r = 0; r < 2; ++r) {
-        const V *const m = rows[r], sum = m[1] + m[2], difference = m[1] - m[2];
-        const V left = m[0] + sum + start, right = difference - m[3] + start;
-        finite += left * T(0), finite += right * T(0);
-        store<T, N>(slab + (r * width + 2 * tile) * N, left);
-        store<T, N>(slab + (r * width + 2 * tile + 1) * N, right);
+      for (int r = 0; r < kTileRows; ++r) {
+        V y[kTileColumns];
+        Across::results(rows[r], y);
+        for (int j = 0; j < kTileColumns; ++j) {
+          const V result = y[j] + start;
+          finite += result * T(0);
+          store<T, N>(slab + (r * width + kTileColumns * tile + j) * N, result);
+        }
       }
     }
     const int64_t count = inside(u.at[2], width, result.size[2]).high, pixels = result.pixels(), step = p.apart[2];
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kTileRows; ++r) {
       const int64_t y = u.at[1] + r * p.apart[1], row = (u.at[0] * result.size[1] + y) * result.size[2] + u.at[2];
       if (y >= result.size[1]) break;
       T* const to = static_cast<T*>(p.backward ? t.grad_input : t.forward);
@@ -455,7 +506,8 @@ class Winograd {
 
   // ---- grad_weight ----
 
-  // The sums over some blocks, of some channels of grad_output: [tap][frequency][output channel][input channel].
+  // The sums over some blocks, in pieces as above, of some channels of grad_output:
+  // [tap][frequency][output channel][input channel].
   void sum_weight(char* own, int64_t item) {
     const int64_t group = item % p.groups, segment = item / p.groups / p.parts;
     const Range vectors = share(p.result_vectors(), item / p.groups % p.parts, p.parts);
@@ -469,21 +521,25 @@ class Winograd {
       for (int64_t i = units.low; i < units.high; ++i) {
         const Unit u = unit(i);
         for (int64_t v = vectors.low; v < vectors.high; ++v) {
-          load_rows(slab, static_cast<const T*>(t.grad_output), result, u, u.at, 2, 2 * p.tiles, group, v);
+          load_rows(slab, static_cast<const T*>(t.grad_output), result, u, u.at, kTileRows, kTileColumns * p.tiles,
+                    group, v);
           transform_outer(outer + (i - units.low) * p.tiles * p.outer_pitch() + v * N, slab);
         }
       }
       for (int64_t tap = 0; tap < p.taps; ++tap) {
         load_source(own, static_cast<const T*>(t.input), group, units, tap, 1);
-        for (int f = 0; f < kFrequencies; ++f) {
+        const int64_t tiles = units.size() * p.tiles, pieces = most(1, tiles / kMostTerms);
+        for (int64_t j = 0; j < kFrequencies * pieces; ++j) {
+          const int64_t f = j / pieces, piece = j % pieces;
+          const Range some = share(tiles, piece, pieces);
           PointwiseSums<T, T, true> run = {};
           run.step = {1, p.outer_pitch(), p.pitch()}, run.row = row, run.lanes = row, run.pitch = N;
-          run.terms = run.together = units.size() * p.tiles, run.add = block != blocks.low;
-          run.source = values + f * p.frequency();
+          run.terms = run.together = some.size(), run.add = piece || block != blocks.low;
+          run.source = values + f * p.frequency() + some.low * p.pitch();
           T* const to = sums + (tap * kFrequencies + f) * p.results * row;
           const Range rows = {vectors.low * N, least(vectors.high * N, p.results)};
           for (int64_t i = rows.low; i < rows.high; i += kPointwiseRows) {
-            run.weight = outer + f * p.outer_frequency() + i, run.to = to + i * row;
+            run.weight = outer + f * p.outer_frequency() + some.low * p.outer_pitch() + i, run.to = to + i * row;
             AheadInTensor ahead = AheadInTensor::of(run.weight + N, p.outer_pitch());
             run.ahead = &ahead;
             multiply_rows<N>(run, least(kPointwiseRows, rows.high - i), p.source_vectors());
@@ -496,31 +552,31 @@ class Winograd {
   // The gradients of an output channel's weights.
   void store_weight(int64_t i) {
     const int64_t group = i / p.results, k = i % p.results, row = p.source_vectors() * N;
-    const int64_t all = p.groups * p.group_sums(), elements = 9 * p.taps;
+    const int64_t all = p.groups * p.group_sums(), elements = kElements * p.taps;
     T* const to = static_cast<T*>(t.grad_weight) + i * p.sources * elements;
     V finite = {};
-    auto gather = [](V m0, V m1, V m2, V m3, V& g0, V& g1, V& g2) {
-      const V sum = (m1 + m2) * T(0.5);
-      g0 = m0 + sum, g1 = (m1 - m2) * T(0.5), g2 = sum + m3;
-    };
     for (int64_t tap = 0; tap < p.taps; ++tap)
       for (int64_t c = 0; c < p.sources; c += N) {
         const T* from = p.sum.in(memory_) + group * p.group_sums() + (tap * kFrequencies * p.results + k) * row + c;
-        V m[kFrequencies], g[3][4], out[9];
+        V m[kFrequencies], g[kKernelRows][kColumns], out[kElements];
         for (int f = 0; f < kFrequencies; ++f) {
           m[f] = load<T, N>(from + f * p.results * row);
           for (int64_t s = 1; s < p.segments; ++s) m[f] += load<T, N>(from + f * p.results * row + s * all);
         }
-        for (int j = 0; j < 4; ++j) gather(m[j], m[4 + j], m[8 + j], m[12 + j], g[0][j], g[1][j], g[2][j]);
-        for (int r = 0; r < 3; ++r)
-          gather(g[r][0], g[r][1], g[r][2], g[r][3], out[3 * r], out[3 * r + 1], out[3 * r + 2]);
+        for (int k = 0; k < kColumns; ++k) {
+          V d[kRows], column[kKernelRows];
+          for (int r = 0; r < kRows; ++r) d[r] = m[kColumns * r + k];
+          Down::gradients(d, column);
+          for (int r = 0; r < kKernelRows; ++r) g[r][k] = column[r];
+        }
+        for (int r = 0; r < kKernelRows; ++r) Across::gradients(g[r], out + r * kKernelColumns);
         const int64_t live = least(N, p.sources - c);
-        for (int e = 0; e < 9; ++e) {
+        for (int e = 0; e < kElements; ++e) {
           finite += out[e] * T(0);
           if (p.channels_last)
-            store_first<T, N>(to + (tap * 9 + e) * p.sources + c, out[e], live);
+            store_first<T, N>(to + (tap * kElements + e) * p.sources + c, out[e], live);
           else
-            store_steps(to + c * elements + tap * 9 + e, out[e], elements, live);
+            store_steps(to + c * elements + tap * kElements + e, out[e], elements, live);
         }
       }
     note(finite);

@@ -43,12 +43,13 @@ int64_t read(int32_t mode, int64_t i, int64_t n) {
   return mode == CONVGRAD_REPLICATE ? (i < 0 ? 0 : n - 1) : -1;
 }
 
-// Of any kernels, or of 3x3 and for Winograd's algorithm.
+// Of any kernels, or for Winograd's algorithm.
 Case draw(std::mt19937_64& rng, bool winograd) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   Case c = {};
   c.p.batch = pick(1, 5);
-  const bool pointwise = pick(0, 4) == 0 && !winograd;  // without stride and padding, which have loops of their own
+  const bool pointwise = pick(0, 4) == 0 && !winograd;  // without padding, which have loops of their own
+  const bool strided = pick(0, 2) == 0;
   if (pointwise) {
     c.p.groups = pick(0, 2) ? 1 : pick(2, 4);
     c.p.in_per_group = pick(1, pick(0, 1) ? 20 : 90), c.p.out_per_group = pick(1, pick(0, 1) ? 20 : 90);
@@ -66,7 +67,8 @@ Case draw(std::mt19937_64& rng, bool winograd) {
   c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
   c.p.padding_mode = int32_t(pick(0, 1) && !winograd ? pick(1, 3) : 0);
   const bool small = pick(0, 2) == 0 || winograd;  // small kernels with stride 1 have loops of their own
-  const int dims = int(pick(winograd ? 2 : 1, 3));
+  const int64_t along = winograd ? pick(0, 3) : -1;  // height and width, width, height, depth
+  const int dims = int(pick(along < 0 || along == 1 ? 1 : along == 3 ? 3 : 2, 3));
   const int wide = pick(0, 3) ? 0 : int(pick(0, dims - 1));  // one dimension may be a wide one
   for (int d = 0; d < 3; ++d) {
     const bool used = d >= 3 - dims, all = d == 2 - wide;
@@ -74,10 +76,12 @@ Case draw(std::mt19937_64& rng, bool winograd) {
       c.p.kernel[d] = !used ? 1 : small ? pick(1, d == 2 && dims == 1 ? 4 : 3) : pick(1, all ? 11 : 7 - dims);
       c.p.stride[d] = used && !small ? pick(1, pick(0, 3) ? 3 : 8) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
       c.p.padding[d] = used ? pick(-2, all ? 12 : 5) : 0;
-      if (winograd && d) c.p.kernel[d] = 3;
-      if (pointwise) c.p.kernel[d] = c.p.stride[d] = 1, c.p.padding[d] = 0;
+      const bool alone = pointwise || (along == 3 && d);  // nothing else is read in this dimension
+      if (winograd && (d || along == 3)) c.p.kernel[d] = used && (along == 0 || d == 3 - along) ? 3 : 1;
+      if (alone) c.p.kernel[d] = 1, c.p.padding[d] = 0;
+      if (pointwise) c.p.stride[d] = used && strided ? pick(1, 3) : 1;
       c.p.input[d] = used ? pick(1, dims == 1 ? 150 : all ? 40 / dims : dims == 2 ? 20 : 12) : 1;
-      const int64_t room = c.p.input[d] + c.p.padding[d] + (used && !pointwise ? pick(-2, 5) : 0) -
+      const int64_t room = c.p.input[d] + c.p.padding[d] + (used && !alone ? pick(-2, 5) : 0) -
                            (c.p.dilation[d] * (c.p.kernel[d] - 1) + 1);
       c.p.output[d] = room >= 0 ? room / c.p.stride[d] + 1 : 0;
       // How far outside it reads; reflect has a position less to read than there are, circular has them all.

@@ -59,7 +59,8 @@ def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[Conv
 
 @st.composite
 def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> ConvProblem:
-    """Images of one pixel, of less than a vector, of several blocks; vectors that begin in one and end in another."""
+    """Images of one pixel, of less than a vector, of several blocks; vectors that begin in one and end in another;
+    with and without strides."""
     ndim = draw(st.integers(1, 3))
     longest = {1: 400, 2: 20, 3: 8}[ndim]
     size = tuple(draw(st.one_of(st.integers(1, 3), st.integers(1, longest))) for _ in range(ndim))
@@ -67,7 +68,9 @@ def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Conv
     channels = st.sampled_from([1, 2, 3, 5, 8, 13, 16, 17, 24, 31, 40, 67, 130])
     inputs, outputs, batch = draw(channels) * groups, draw(channels) * groups, draw(st.integers(1, 9))
     dtype = draw(st.sampled_from(dtypes))
-    p = ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
+    stride = draw(st.one_of(st.just(one), st.tuples(*(st.integers(1, 4),) * ndim)))
+    output = tuple((n - 1) // step + 1 for n, step in zip(size, stride, strict=True))
+    p = ConvProblem(batch, inputs, outputs, groups, size, one, stride, ((0, 0),) * ndim, one, output, dtype=dtype)
     return p.replace(memory_format=channels_last_of(ndim)) if ndim > 1 and draw(st.booleans()) else p
 
 

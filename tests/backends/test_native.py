@@ -223,7 +223,11 @@ def test_kernels_run_at_once_on_several_threads() -> None:
         ("mb2g3ic144id2ih3iw5oc99kd1kh1kw1 channels_last float64", "pointwise"),
         ("mb2ic48ih7oc33kh1 channels_last bfloat16", "pointwise"),
         ("mb2ic64ih7oc33kh3ph1", "grouped"),
-        ("mb2ic80ih7oc33kh1sh2", ""),
+        ("mb2ic80ih7oc33kh1sh2", "strided pointwise"),
+        ("mb2ic80ih7oc33kh1sh2 channels_last float64", "strided pointwise"),
+        ("mb2g2ic64id3ih7iw5oc66kd1kh1kw1sd1sh2sw3 bfloat16", "strided pointwise"),
+        ("mb2ic24ih7oc24kh1sh2", "grouped"),  # few channels
+        ("mb2ic24ih7oc24kh1sh2 channels_last", "strided pointwise"),
         ("mb2ic80ih7oc33kh1ph1", ""),
         ("mb2ic80ih7oc33kh3ph1", ""),
     ],

@@ -34,6 +34,14 @@ SLOTS = {"forward": ("input", "weight"), "grad_input": ("output", "weight"), "gr
         "mb2ic16id3ih6iw6oc16kd1kh3kw3ph1pw1",
         "mb1ic16ih9oc32kh3ph1 transposed",
         "mb1ic16ih6oc17kh3ph1 float64",
+        "mb2ic17iw100oc18kw3pw2",  # a sequence in several stretches
+        "mb1ic16iw9oc16kw3dw3pw1 float64",
+        "mb2ic17ih7iw10oc18kh3kw1ph1",
+        "mb2ic17ih7iw10oc18kh1kw3pw1ph2 channels_last",
+        "mb1ic16id5ih3iw4oc17kd3kh1kw1pd1dd2dh2",  # along depth
+        "mb1ic16id5ih3iw4oc17kd3kh1kw1pd2 channels_last",
+        "mb1ic16id4ih3iw5oc17kd2kh3kw1ph1",
+        "g2mb1ic32id4ih3iw5oc34kd3kh1kw3pw1pd1 channels_last",
     ],
 )
 def test_the_conformance_suite_passes(text: str, output: Output) -> None:
@@ -44,7 +52,7 @@ def test_the_conformance_suite_passes(text: str, output: Output) -> None:
 
 @pytest.mark.parametrize("layout", ["", " channels_last"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("size", ["mb4ic300ih14oc200kh3ph1", "mb2ic64ih56oc64kh3ph1"])
+@pytest.mark.parametrize("size", ["mb4ic300ih14oc200kh3ph1", "mb2ic64ih56oc64kh3ph1", "mb2ic64ih56iw56oc64kh3kw1ph1"])
 def test_it_is_nearly_as_near_to_float64_as_pytorchs_kernels(size: str, layout: str, threads: int) -> None:
     """On sums long enough for rounding to show, whatever the threads share out."""
     p = ConvProblem.parse(size + layout)
@@ -66,13 +74,19 @@ def test_it_says_what_it_does_not_compute() -> None:
     def reasons(text: str) -> str:
         return "; ".join(get_backend("native:winograd").reasons_against(ConvProblem.parse(text), PASSES[:1], CPU))
 
-    for text in ("mb1ic16ih4oc16kh3", "g2mb1ic32ih4oc32kh3dh2ph9", "mb1ic16id4oc16kd3 float64"):
+    for text in ("mb1ic16ih4oc16kh3", "g2mb1ic32ih4oc32kh3dh2ph9", "mb1ic16id4oc16kd3 float64", "mb1ic16iw8oc16kw3"):
         assert not reasons(text)
     assert "it computes float32 and float64" in reasons("mb1ic16ih4oc16kh3 bfloat16")
     assert "16 channels a group on both sides" in reasons("mb1ic15ih4oc16kh3")
     assert "16 channels a group on both sides" in reasons("g2mb1ic32ih8oc16kh3")
-    for text in ("mb1ic16ih8oc16kh3sh2", "mb1ic16ih8oc16kh1", "mb1ic16iw8oc16kw3", "mb1ic16ih8iw8oc16kh3kw5"):
-        assert "kernels of 3x3" in reasons(text)
+    others = (
+        "mb1ic16ih8iw8oc16kh3kw5",
+        "mb1ic16iw8oc16kw5",
+        "mb1ic16id8ih8iw8oc16kd5kh1kw1",
+        "mb1ic16id8ih8iw8oc16kd3kh1kw1ph1",
+    )
+    for text in ("mb1ic16ih8oc16kh3sh2", "mb1ic16ih8oc16kh1", *others):
+        assert "kernels of 3" in reasons(text), text
     assert "too many" in reasons("mb1ic2048ih9oc2048kh3")  # the transformed weight would take 256 MB
     assert "too many" in reasons("mb1ic32768ih9oc16kh3")  # and the transformed values of 64 tiles 128 MB
     assert "too many" in reasons(f"mb1ic16id{2**40}ih3iw3oc16kd{2**40 - 20}kh3kw3")  # at once, whatever the size

@@ -338,7 +338,7 @@ def test_where_onednn_needs_half_the_arithmetic_and_where_it_is_not_called(text:
         ("mb8ic16ih28oc64kh3ph1", None),  # half of a tile
         ("mb1ic512ih7oc512kh3ph1", None),  # each weight is in 49 products
         ("mb1ic64ih8oc64kh3ph1", None),  # small
-        ("mb8ic256ih28oc32kh1sh2", None),  # few products for what is packed
+        ("mb8ic256ih28oc32kh1sh2", "pointwise"),  # few products for what is packed
         ("g512mb8ic512ih28oc512kh7ph3", "depthwise"),
     ],
 )
@@ -368,12 +368,30 @@ def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: 
         ("mb1ic24ih28oc24kh3ph1", False),  # small
         ("mb8ic64ih28oc64kh3ph1sh2", False),
         ("mb8ic64ih28oc64kh5ph2", False),
-        ("mb8ic64iw280oc64kw3pw1", False),
         ("mb8ic64ih28oc64kh3ph1 bfloat16", False),
     ],
 )
 def test_what_winograds_algorithm_is_for(text: str, expected: bool) -> None:
     assert (("wide 3x3", "native:winograd") in special_kinds(ConvProblem.parse(text))) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mb8ic64iw280oc64kw3pw1", True),
+        ("mb8ic64iw280oc64kw3dw3pw3 float64", True),
+        ("mb4ic64ih28iw28oc64kh3kw1ph1", True),
+        ("mb4ic64ih28iw28oc64kh1kw3pw1 channels_last", True),
+        ("mb2ic64id8ih14iw14oc64kd3kh1kw1pd1", True),
+        ("mb4ic64ih28oc64kh3ph1", False),  # along two dimensions
+        ("mb8ic47iw280oc64kw3pw1", False),  # few channels
+        ("mb8ic64iw7oc64kw3pw1", False),  # few tiles
+        ("mb64ic64iw5oc64kw3pw1", False),  # the results fill 5 of 6 places in tiles
+        ("mb8ic64iw280oc64kw5pw2", False),
+    ],
+)
+def test_what_it_is_for_along_one_dimension(text: str, expected: bool) -> None:
+    assert (("wide 3", "native:winograd") in special_kinds(ConvProblem.parse(text))) == expected
 
 
 def test_amx_comes_first_and_what_is_taken_without_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +423,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 
 
 KINDS = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume", "wide volume",
-         "wide product", "wide dense", "wide 3x3"}  # fmt: skip
+         "wide product", "wide dense", "wide 3", "wide 3x3"}  # fmt: skip
 
 
 def test_every_kind_has_a_line() -> None:

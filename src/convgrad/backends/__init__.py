@@ -11,7 +11,14 @@ from .aten_direct import aten_choice
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
 from .im2col import Im2colBackend
-from .native import MOST_A_GROUP, NativeAmxBackend, NativeAvx2Backend, NativeBackend, NativeWinogradBackend
+from .native import (
+    MOST_A_GROUP,
+    NativeAmxBackend,
+    NativeAvx2Backend,
+    NativeBackend,
+    NativeWinogradBackend,
+    transformed_dimensions,
+)
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import COPY, PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype

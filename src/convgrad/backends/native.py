@@ -40,7 +40,7 @@ Run = Callable[[bytes, bytes], int]
 class NativeBackend(Backend):
     """Convolutions on the CPU that are depthwise or have few channels a group, and pointwise ones as they lie.
 
-    Every pass, dtype, kernel and stride; a pointwise one with more channels unstrided and unpadded.
+    Every pass, dtype, kernel and stride; a pointwise one with more channels without padding.
     """
 
     name = "native"
@@ -58,7 +58,7 @@ class NativeBackend(Backend):
         reasons = []
         if device.type != "cpu":
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
-        if reason := self._wrong_size(problem):
+        if reason := self._wrong_size(problem, outputs):
             reasons.append(reason)
         if problem.dtype not in DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
@@ -76,14 +76,18 @@ class NativeBackend(Backend):
             reasons.append(missing)
         return reasons
 
-    def _wrong_size(self, problem: ConvProblem) -> str:
+    def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
         """Why its kernels are not made for so many channels; empty where they are."""
-        inputs, outputs = _group(problem)
-        if problem.depthwise or problem.matrix_product or max(inputs, outputs) <= MOST_A_GROUP:
+        if problem.depthwise or problem.matrix_product or max(_group(problem)) <= MOST_A_GROUP:
             return ""
+        if problem.pointwise and not any(map(any, problem.padding)):
+            # The bias of a transposed convolution is added to all positions, also where a stride leaves them out.
+            all_positions = problem.transposed and "grad_bias" in outputs
+            return "it sums the gradient of a bias only over positions that a stride reaches" if all_positions else ""
+        inputs, results = _group(problem)
         return (
             f"it computes depthwise convolutions, those with at most {MOST_A_GROUP} channels a group, and pointwise "
-            f"ones of stride 1 without padding; here a group has {inputs} input and {outputs} output channels"
+            f"ones without padding; here a group has {inputs} input and {results} output channels"
         )
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
@@ -126,20 +130,21 @@ class NativeAmxBackend(NativeBackend):
             reasons.append("it packs the whole weight, and what a kernel reaches, and these are too large for that")
         return reasons
 
-    def _wrong_size(self, problem: ConvProblem) -> str:
+    def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
         if min(*_group(problem), problem.batch * prod(problem.output_size)) >= 16:
             return ""  # what is left out of a product is within the error bound of a sum of 16
         return "it needs 16 channels a group on both sides and 16 pixels: tiles of fewer are not full"
 
 
 class NativeWinogradBackend(NativeBackend):
-    """Convolutions with kernels of 3x3 and many channels, by 4 multiplications for each 9 of the definition.
+    """Convolutions with kernels of 3 or 3x3 and many channels, by 2 of 3 or 4 of 9 multiplications of the definition.
 
-    Winograd's algorithm F(2x2, 3x3), and for grad_weight its derivative. Volumes have any depth of the kernel.
+    Winograd's algorithms F(2, 3) and F(2x2, 3x3), and for grad_weight their derivatives. Volumes have any depth of the
+    kernel.
     """
 
     name = "native:winograd"
-    summary = "convolutions with kernels of 3x3 and many channels by fewer multiplications (Winograd)"
+    summary = "convolutions with kernels of 3 or 3x3 and many channels by fewer multiplications (Winograd)"
     sweeps = ()
     padding_modes = ("zeros",)
     kernels = "winograd"
@@ -148,21 +153,34 @@ class NativeWinogradBackend(NativeBackend):
         reasons = super().reasons_against(problem, outputs, device)
         if problem.dtype not in (torch.float32, torch.float64):
             reasons.append("it computes float32 and float64")
-        if problem.kernel_size[-2:] != (3, 3) or max(problem.stride) > 1:
-            reasons.append("it computes kernels of 3x3, or 3x3 in the last two of three dimensions, with stride 1")
+        if not transformed_dimensions(problem):
+            reasons.append(
+                "it computes kernels of 3 and, in the last two dimensions, of 3x3, 1x3 and 3x1, with stride 1"
+            )
         if not reasons and self.kernel_name(problem, outputs) != self.kernels:
             reasons.append(
                 "it transforms the whole weight, and for a tile all channels and depths of a kernel: these are too many"
             )
         return reasons
 
-    def _wrong_size(self, problem: ConvProblem) -> str:
+    def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
         if min(_group(problem)) >= 16:
             return ""
         return "it needs 16 channels a group on both sides: vectors of fewer are not full"
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return "transform"
+
+
+def transformed_dimensions(p: ConvProblem) -> list[int]:
+    """Those along which Winograd's algorithm has two products where the definition has three; [] where it has none."""
+    if max(p.stride) > 1:
+        return []
+    last = range(max(0, p.ndim - 2), p.ndim)
+    if all(p.kernel_size[d] in (1, 3) for d in last) and (some := [d for d in last if p.kernel_size[d] == 3]):
+        return some
+    slices_are_rows = p.kernel_size == (3, 1, 1) and not any(map(any, p.padding[1:]))
+    return [0] if slices_are_rows else []
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from math import ceil, prod
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import MOST_A_GROUP, aten_choice, capability
+from ..backends import MOST_A_GROUP, aten_choice, capability, transformed_dimensions
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .environment import mkl_at_its_best
@@ -22,18 +22,19 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 2.9},
+    "dense": {"native": 2.8},
     "depthwise": {"native": 7.8},
-    "emulated": {"native": 8.6, "aten:float32": 3.9},
-    "grouped": {"native": 3.1},
+    "emulated": {"native": 8.9, "aten:float32": 3.9},
+    "grouped": {"native": 3.0},
     "narrow": {"native": 2.5},
-    "patches": {"native": 2.6},
+    "patches": {"native": 2.7},
     "pointwise": {"native": 1.9},
     "volume": {"native:amx": 4.9, "native": 2.7},
+    "wide 3": {"native:winograd": 1.6},
     "wide 3x3": {"native:winograd": 1.7},
     "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
-    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.3},
+    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.1},
 }
 # end of the derived lines
 
@@ -44,8 +45,9 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 _WIDE = 64
 #: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
 _FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 96, 24
-#: For Winograd's algorithm: the same channels, tiles, and multiplications of oneDNN for each of its own.
-_MANY_TILES, _SAVED = 96, 1.4
+#: For Winograd's algorithm along one dimension or two: tiles, channels a group, and multiplications of oneDNN for each
+#: of its own.
+_MANY_TILES, _SAVED = 96, {1: (48, 1.3), 2: (_FULL_TILE, 1.4)}
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
@@ -65,7 +67,7 @@ def special_kinds(problem: ConvProblem) -> Iterator[tuple[str, str]]:
     if _fills_tiles(problem):
         yield "wide dense", "native:amx"
     if _saves_products(problem):
-        yield "wide 3x3", "native:winograd"
+        yield "wide 3x3" if len(transformed_dimensions(problem)) == 2 else "wide 3", "native:winograd"
 
 
 def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | None:
@@ -85,14 +87,14 @@ def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | Non
     narrow = full and _narrow(problem, outputs)
     if (full and not narrow) or _half_the_products(problem):
         return _volume(problem) or _scattered(problem, outputs)
-    if problem.flops < (_SMALL_PRODUCT if problem.matrix_product else _SMALL) and _cheap_call(problem):
+    if problem.flops < (_SMALL_PRODUCT if _product(problem) else _SMALL) and _cheap_call(problem):
         return None
     if problem.groups > 1:
         return "grouped"
-    if not problem.matrix_product:
+    if not _product(problem):
         return "narrow" if narrow else "dense"
     wide = min(problem.in_channels, problem.out_channels) >= _WIDE and problem.flops >= _LARGE * threads()
-    return "wide product" if wide and problem.dtype is torch.float32 else "pointwise"
+    return "wide product" if wide and problem.dtype is torch.float32 and problem.matrix_product else "pointwise"
 
 
 def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[tuple[str, str]]:
@@ -195,18 +197,26 @@ def _fills_tiles(p: ConvProblem) -> bool:
 
 
 def _saves_products(p: ConvProblem) -> bool:
-    """Winograd's algorithm F(2x2, 3x3) saves more than its transforms take: of values, which are in a product for each
+    """Winograd's algorithm saves more products than its transforms take: of values, which are in a product for each
     channel on the other side, and of weights, which are in one for each tile."""
-    if p.kernel_size[-2:] != (3, 3) or max(p.stride) > 1 or p.flops < _LARGE or p.dtype.itemsize < 4:
+    along = transformed_dimensions(p)
+    if not along or p.flops < _LARGE or p.dtype.itemsize < 4:
         return False
-    tiles = p.batch * prod(p.output_size[:-2])
-    for size, dilation in list(zip(p.output_size, p.dilation, strict=True))[-2:]:
+    tiles, elements = p.batch, 1
+    for d, (size, kernel, dilation) in enumerate(zip(p.output_size, p.kernel_size, p.dilation, strict=True)):
         apart = min(dilation, size)  # the results of a tile; with each of those between them other tiles begin
-        tiles *= apart * ceil(size / apart / 2)
-    products = 16 * tiles * prod(p.kernel_size[:-2]) * p.in_channels * p.out_channels // p.groups
-    channels = min(p.in_channels, p.out_channels) // p.groups
-    saved = p.flops / 2 * _part_inside(p) / products  # 2.25 at best; a tile at a border computes more than there is
-    return channels >= _FULL_TILE and tiles >= _MANY_TILES and saved >= _SAVED
+        tiles *= apart * ceil(size / apart / 2) if d in along else size
+        elements *= 4 if d in along else kernel
+    products = tiles * elements * p.in_channels * p.out_channels // p.groups
+    # 1.5 or 2.25 at best; a tile at a border computes more than there is
+    saved, channels = p.flops / 2 * _part_inside(p) / products, min(p.in_channels, p.out_channels) // p.groups
+    least_channels, least_saved = _SAVED[len(along)]
+    return tiles >= _MANY_TILES and channels >= least_channels and saved >= least_saved
+
+
+def _product(p: ConvProblem) -> bool:
+    """A matrix product, with a stride one of the positions that take part."""
+    return p.pointwise and not any(map(any, p.padding))
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
@@ -226,7 +236,7 @@ def _full_vectors(p: ConvProblem) -> bool:
     what does not overlap is PyTorch's: it writes columns down, and there it writes no element twice.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
-    if p.depthwise or p.matrix_product or (p.dtype is torch.float64 and _overlapping(p)):
+    if p.depthwise or _product(p) or (p.dtype is torch.float64 and _overlapping(p)):
         return False
     if p.flops >= _SMALL and not _overlapping(p) and prod(p.kernel_size) >= 50:
         return True
@@ -260,7 +270,7 @@ def _overlapping(p: ConvProblem) -> bool:
 
 def _patches(p: ConvProblem) -> bool:
     """Kernels that do not overlap: the problem is a matrix product of patches."""
-    return not (_overlapping(p) or p.matrix_product)
+    return not (_overlapping(p) or _product(p))
 
 
 def _volume(p: ConvProblem) -> str | None:
@@ -304,7 +314,7 @@ def _half_the_products(p: ConvProblem) -> bool:
     narrower = min(p.in_channels, p.out_channels) / p.groups
     wide = narrower >= 8
     if p.dtype.itemsize == 2:
-        return p.channels_last or (wide and not (p.matrix_product and narrower <= 128))
+        return p.channels_last or (wide and not (_product(p) and narrower <= 128))
     return wide and p.ndim > 1 and _part_inside(p) <= 0.5
 
 
