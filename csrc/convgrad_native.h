@@ -32,8 +32,8 @@ enum {
 };
 
 /* A depthwise convolution (more than one group, in_per_group 1), a grouped or dense one, or a pointwise one: kernel 1,
- * no padding. Spatial dimensions that a problem lacks come first, with size, kernel
- * and stride 1. The weight has the problem's layout. */
+ * no padding. Spatial dimensions that a problem lacks come first, with size, kernel and stride 1. The weight has the
+ * problem's layout. */
 typedef struct {
   int64_t batch, groups, in_per_group, out_per_group;
   int64_t input[3], kernel[3], stride[3], padding[3], dilation[3], output[3]; /* padding: the low side */

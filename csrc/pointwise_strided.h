@@ -58,8 +58,8 @@ class StridedPointwise {
   }
 
  private:
-  // `body(plane, slice, row)` for all rows of slices of so many. A plane is an image, or a channel of one; a position in it
-  // all channels, or one.
+  // `body(plane, slice, row)` for all rows of slices of so many. A plane is an image, or a channel of one; a position in
+  // it all channels, or one.
   template <class Body>
   static void each_row(const Plan& p, int64_t slices, int64_t rows, int threads, const Body& body) {
     const int64_t all = p.images * (p.channels_last ? 1 : p.channels) * slices * rows;

@@ -197,9 +197,14 @@ class ConvProblem:
         return all(k == 1 for k in self.kernel_size)
 
     @property
+    def unpadded_pointwise(self) -> bool:
+        """Pointwise, without padding: a matrix product of the positions that a stride reaches."""
+        return self.pointwise and not any(map(any, self.padding))
+
+    @property
     def matrix_product(self) -> bool:
         """Pointwise, without stride or padding: a matrix product, or one for each group."""
-        return self.pointwise and self.input_size == self.output_size and not any(map(any, self.padding))
+        return self.unpadded_pointwise and self.input_size == self.output_size
 
     @property
     def symmetric(self) -> bool:

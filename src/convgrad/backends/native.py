@@ -80,7 +80,7 @@ class NativeBackend(Backend):
         """Why its kernels are not made for so many channels; empty where they are."""
         if problem.depthwise or problem.matrix_product or max(_group(problem)) <= MOST_A_GROUP:
             return ""
-        if problem.pointwise and not any(map(any, problem.padding)):
+        if problem.unpadded_pointwise:
             # The bias of a transposed convolution is added to all positions, also where a stride leaves them out.
             all_positions = problem.transposed and "grad_bias" in outputs
             return "it sums the gradient of a bias only over positions that a stride reaches" if all_positions else ""

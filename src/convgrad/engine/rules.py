@@ -87,11 +87,11 @@ def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | Non
     narrow = full and _narrow(problem, outputs)
     if (full and not narrow) or _half_the_products(problem):
         return _volume(problem) or _scattered(problem, outputs)
-    if problem.flops < (_SMALL_PRODUCT if _product(problem) else _SMALL) and _cheap_call(problem):
+    if problem.flops < (_SMALL_PRODUCT if problem.unpadded_pointwise else _SMALL) and _cheap_call(problem):
         return None
     if problem.groups > 1:
         return "grouped"
-    if not _product(problem):
+    if not problem.unpadded_pointwise:
         return "narrow" if narrow else "dense"
     wide = min(problem.in_channels, problem.out_channels) >= _WIDE and problem.flops >= _LARGE * threads()
     return "wide product" if wide and problem.dtype is torch.float32 and problem.matrix_product else "pointwise"
@@ -214,11 +214,6 @@ def _saves_products(p: ConvProblem) -> bool:
     return tiles >= _MANY_TILES and channels >= least_channels and saved >= least_saved
 
 
-def _product(p: ConvProblem) -> bool:
-    """A matrix product, with a stride one of the positions that take part."""
-    return p.pointwise and not any(map(any, p.padding))
-
-
 def _mostly_padding(p: ConvProblem) -> bool:
     """Our tiles, which hold the padding, would have more of it than there are products to compute."""
     padded = prod(dim.padded for dim in p.dims)
@@ -236,7 +231,7 @@ def _full_vectors(p: ConvProblem) -> bool:
     what does not overlap is PyTorch's: it writes columns down, and there it writes no element twice.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
-    if p.depthwise or _product(p) or (p.dtype is torch.float64 and _overlapping(p)):
+    if p.depthwise or p.unpadded_pointwise or (p.dtype is torch.float64 and _overlapping(p)):
         return False
     if p.flops >= _SMALL and not _overlapping(p) and prod(p.kernel_size) >= 50:
         return True
@@ -270,7 +265,7 @@ def _overlapping(p: ConvProblem) -> bool:
 
 def _patches(p: ConvProblem) -> bool:
     """Kernels that do not overlap: the problem is a matrix product of patches."""
-    return not (_overlapping(p) or _product(p))
+    return not (_overlapping(p) or p.unpadded_pointwise)
 
 
 def _volume(p: ConvProblem) -> str | None:
@@ -314,7 +309,7 @@ def _half_the_products(p: ConvProblem) -> bool:
     narrower = min(p.in_channels, p.out_channels) / p.groups
     wide = narrower >= 8
     if p.dtype.itemsize == 2:
-        return p.channels_last or (wide and not (_product(p) and narrower <= 128))
+        return p.channels_last or (wide and not (p.unpadded_pointwise and narrower <= 128))
     return wide and p.ndim > 1 and _part_inside(p) <= 0.5
 
 
