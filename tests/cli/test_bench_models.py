@@ -15,7 +15,7 @@ from torch import Tensor, nn
 pytest.importorskip("typer")
 
 from convgrad.backends import aten_defects
-from convgrad.cli import bench_layers, bench_models, bench_steps
+from convgrad.cli import bench_layers, bench_models, bench_steps, models
 from convgrad.cli.app import run
 from convgrad.cli.bench_models import WRITTEN, layers_of
 from convgrad.cli.models import MODELS, Model
@@ -43,6 +43,7 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief_trial: N
         monkeypatch.setattr(module, "WRITTEN", {"tiny": TINY})
     monkeypatch.setattr(bench_layers, "MODELS", {})
     monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
+    monkeypatch.setitem(models.MODELS, "tiny", Tiny(""))
     monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
     monkeypatch.setattr(measurer, "_SECONDS", 0.005)
     measurements.reload()
@@ -159,6 +160,92 @@ def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> 
     assert measurements.entries() == {}
     assert run([*command, "--resume"]) == 0
     assert rows(file) == found
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 4, groups=8)
+
+    def forward(self, x, *, scale):
+        return {"result": scale * self.conv(x)}
+
+def words():
+    return Words(), {"x": torch.randn(3, 8, 50), "scale": torch.ones(1)}
+
+class Large(nn.Conv2d):
+    def forward(self, x):
+        assert x.shape[-1] > 16, "too small"
+        return super().forward(x)
+
+def large():
+    return Large(3, 4, 3)
+
+def unlike_images():
+    return nn.Conv2d(5, 4, 3)
+
+volumes = nn.Conv3d(2, 4, 3)
+
+def pair():
+    return volumes, (torch.randn(2, 2, 6, 6, 7),)
+
+net = nn.Conv2d(3, 4, 3)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "own_models.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16), (2, 20)))
+    yield
+    sys.modules.pop("own_models", None)
+
+
+@pytest.mark.parametrize(
+    ("factory", "sizes", "layouts"),
+    [
+        ("words", ("3", "50"), ["contiguous"]),
+        ("large", ("2", "20"), ["contiguous", "channels_last", "auto"]),
+        ("pair", ("2", "7"), ["contiguous", "channels_last", "auto"]),
+        ("net", ("2", "20"), ["contiguous", "channels_last", "auto"]),
+    ],
+)
+def test_steps_of_a_model_of_the_users(
+    own: None, tmp_path: Path, factory: str, sizes: tuple[str, str], layouts: list[str]
+) -> None:
+    file = tmp_path / "steps.csv"
+    command = ["bench", "steps", f"own_models:{factory}", "--measure", "--seconds", "0.02", "--csv", str(file)]
+    assert run(command) == 0
+    found = rows(file)
+    assert [r["layout"] for r in found] == layouts
+    assert {(r["model"], r["note"]) for r in found} == {(f"own_models:{factory}", "")}
+    assert {(r["batch"], r["size"]) for r in found} == {sizes}
+    for module in (sys.modules["own_models"].net, sys.modules["own_models"].volumes):
+        assert module.weight.is_contiguous()
+
+
+def test_a_model_of_the_users_that_cannot_be_called(own: None, capsys: Any) -> None:
+    assert run(["bench", "steps", "own_models:unlike_images"]) == 2
+    assert "return (nn.Module, example_inputs)" in capsys.readouterr().err
+    assert run(["bench", "steps", "unlike_images"]) == 2
+    assert "module:factory" in capsys.readouterr().err
+    assert run(["bench", "steps", "own_models:words", "--layout", "channels_last"]) == 0
+    assert "ours ms" not in capsys.readouterr().out
+
+
+def test_layers_of_a_model_of_the_users(own: None, tmp_path: Path) -> None:
+    file = tmp_path / "layers.csv"
+    command = ["bench", "layers", "own_models:words", "own_models:pair", "--seconds", "0.01", "--csv", str(file)]
+    assert run(command) == 0
+    conv, volume = "g8mb3ic8iw50oc8kw4 bias", "mb2ic2id6ih6iw7oc4kd3kh3kw3 bias"
+    expected = {ConvProblem.parse(text) for text in (conv, volume, f"{volume} channels_last")}
+    assert {ConvProblem.parse(r["problem"]) for r in rows(file)} == expected
 
 
 def test_by_the_rules_what_pytorch_gets_wrong_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:

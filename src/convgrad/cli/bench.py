@@ -26,7 +26,7 @@ bench = typer.Typer(
 app.add_typer(bench, name="bench")
 
 
-Models = Annotated[list[str] | None, typer.Argument(help="Names of models; all by default.")]
+Models = Annotated[list[str] | None, typer.Argument(help="Names of models, or module:factory; all by default.")]
 Minutes = Annotated[float, typer.Option(help="Stop after so many minutes; 0: no limit.", min=0)]
 Busy = Annotated[bool, typer.Option("--busy", help="Run another process on each core.")]
 Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]
@@ -124,6 +124,9 @@ def steps(
 ) -> None:
     """A training step of real models (forward, backward, SGD): stock against `accelerate_`, both in the same layout.
 
+    A model of your own is a function that returns it, or it and what it is called with (a tensor, a tuple or a dict);
+    otherwise it gets images.
+
     In the layout "auto", stock is contiguous, against accelerate_(model, "auto"), which converts the model to
     channels_last if that is measured to be faster.
 
@@ -134,6 +137,8 @@ def steps(
     Examples:
 
         convgrad bench steps mobilenet_v2 --threads 1
+
+        convgrad bench steps my_models:build
 
         convgrad bench steps --measure --threads 2 --minutes 5 --csv steps.csv --resume
     """

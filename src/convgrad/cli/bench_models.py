@@ -10,7 +10,7 @@ from .._compat import channels_last_of
 from ..diagnostics import Machine
 from ..problem import ConvProblem
 from .app import fail
-from .models import MODELS, explained
+from .models import MODELS, explained, takes_images
 
 #: Layers of models that transformers does not define, in float32.
 WRITTEN = {
@@ -57,12 +57,13 @@ mb16ic128ih16oc256oh8kh4sh2ph1n"discriminator 3"
 
 
 def models_named(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The models that are meant, in their order; all where none is named."""
+    """The models that are meant, the user's own last; all that are known where none is named."""
     known = list(known)
-    unknown = [name for name in names if name not in known]
+    own = [name for name in names if ":" in name]
+    unknown = [name for name in names if name not in known and name not in own]
     if unknown:
-        raise fail(f"there is no model {unknown[0]!r}", f"one of {', '.join(known)}")
-    return [name for name in known if name in names or not names]
+        raise fail(f"there is no model {unknown[0]!r}", f"one of {', '.join(known)}, or module:factory")
+    return [*(name for name in known if name in names or not names), *dict.fromkeys(own)]
 
 
 def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[ConvProblem]:
@@ -70,8 +71,8 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
     if name in WRITTEN:
         found = [ConvProblem.parse(line) for line in WRITTEN[name].strip().splitlines()]
         return [p.replace(memory_format=channels_last_of(p.ndim)) for p in found] if channels_last else found
-    model = MODELS[name]
-    if channels_last and not model.image:
+    if channels_last and not takes_images(name):
         return []
-    found = explained(name, Machine.here(), torch.float32, channels_last, model.sample(batch, size, "meta"))
+    input = "" if ":" in name else MODELS[name].sample(batch, size, "meta")
+    found = explained(name, Machine.here(), torch.float32, channels_last, input)
     return [layer.problem for layer in found if layer.kind != "Linear"]

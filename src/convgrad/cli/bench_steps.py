@@ -23,10 +23,10 @@ from ..diagnostics import Explanation, explain
 from ..engine import cache, choice
 from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_
-from .app import say, say_table
+from .app import fail, say, say_table
 from .bench_models import models_named
 from .bench_results import CONDITIONS, Given, Row, run_rows
-from .models import MODELS, Model, in_channels_last
+from .models import MODELS, arguments, build, in_channels_last, model_named, takes_images
 from .options import LAYOUTS, STEP_LAYOUTS
 from .tune import jobs_of, measure_all
 
@@ -50,11 +50,11 @@ def run_steps(given: Given, measured: bool, compiled: bool, autocast: bool) -> t
         return [
             (
                 {"model": name, "layout": layout, "choice": chosen},
-                partial(_timed, MODELS[name], layout, given.seconds, measured, compiled, autocast),
+                partial(_timed, name, layout, given.seconds, measured, compiled, autocast),
             )
             for name in wanted
             for layout in STEP_LAYOUTS
-            if given.layout in ("", layout) and (layout == "contiguous" or MODELS[name].image)
+            if given.layout in ("", layout) and (layout == "contiguous" or takes_images(name))
         ]
 
     def show(rows: Sequence[dict[str, str]]) -> None:
@@ -78,11 +78,15 @@ def _by_rules_alone() -> Generator[None, None, None]:
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: bool, autocast: bool) -> dict[str, Any]:
+def _timed(name: str, layout: str, seconds: float, measured: bool, compiled: bool, autocast: bool) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
     torch.manual_seed(0)
-    stock = model.build().train()
-    batch, size, x = _scaled(stock, model, layout == "channels_last", seconds, autocast)
+    made, x = build(name, "cpu")
+    stock = copy.deepcopy(made).train()  # the user's may be one for all layouts
+    if x is None:
+        x = _scaled(stock, name, layout == "channels_last", seconds, autocast)
+    elif layout == "channels_last":
+        stock, x = in_channels_last(stock, x)
     ours = copy.deepcopy(stock)
     with _autocast(autocast):
         if measured:
@@ -97,7 +101,8 @@ def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: 
     for call in calls.values():
         torch.manual_seed(0)  # dropout
         losses.append(call())
-    found = {"batch": batch, "size": size if model.image else x.shape[-1]}
+    first = next(t for t in tree_leaves(x) if isinstance(t, Tensor))
+    found = {"batch": first.shape[0], "size": first.shape[-1]}
     found["replaced"], found["convolutions"] = report.counts[0]
     if not abs(losses[1] - losses[0]) < _SAME * abs(losses[0]):
         return {**found, "note": f"wrong: the losses are {losses[0]:.6g} and {losses[1]:.6g}"}
@@ -106,33 +111,37 @@ def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: 
     return {**found, **times, **dict(zip(("speed", "low", "high"), seen.speedup("ours"), strict=True))}
 
 
-def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
+def _measure(stock: nn.Module, x: Any, layouts: Sequence[str]) -> None:
     """Measure every convolution of a model, as `convgrad tune` does it."""
     for layout in layouts:
-        last = layout == "channels_last"
-        found = explain(*(in_channels_last(copy.deepcopy(stock), x) if last else (stock, x)))
+        net, inputs = in_channels_last(copy.deepcopy(stock), x) if layout == "channels_last" else (stock, x)
+        args, kwargs = arguments(inputs)
+        found = explain(net, *args, **kwargs)
         layers = [found] if isinstance(found, Explanation) else found
-        measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], x.device)
+        measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], torch.device("cpu"))
     cache.invalidate()
 
 
-def _scaled(
-    stock: nn.Module, model: Model, channels_last: bool, seconds: float, autocast: bool
-) -> tuple[int, int, Tensor]:
+def _scaled(stock: nn.Module, name: str, channels_last: bool, seconds: float, autocast: bool) -> Tensor:
     """The largest batch and images of which a comparison takes no more time than there is, at least the smallest."""
-    found = None
+    model, found, error = model_named(name), None, None
     for batch, size in _SCALES:
         x = model.sample(batch, size)
         if channels_last:
             stock, x = in_channels_last(stock, x)
         step = _step(stock, x, autocast)
-        step()
+        try:
+            step()
+        except (TypeError, ValueError, RuntimeError, AssertionError) as raised:  # images of another size, perhaps
+            error = raised
+            continue
         start = time.perf_counter()
         step()
-        if found and _CALLS * (time.perf_counter() - start) > seconds:
+        if found is not None and _CALLS * (time.perf_counter() - start) > seconds:
             break
-        found = batch, size, x
-    assert found
+        found = x
+    if found is None:
+        raise fail(f"{name!r} raised {type(error).__name__}: {error}", "return (nn.Module, example_inputs)") from error
     return found
 
 
@@ -140,13 +149,14 @@ def _autocast(enabled: bool) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
 
 
-def _step(net: nn.Module, x: Tensor, autocast: bool) -> Callable[[], float]:
+def _step(net: nn.Module, x: Any, autocast: bool) -> Callable[[], float]:
     """Forward, backward and SGD; the loss is the mean square of all results."""
+    args, kwargs = arguments(x)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
 
     def step() -> float:
         with _autocast(autocast):
-            results = [t for t in tree_leaves(net(x)) if isinstance(t, Tensor) and t.requires_grad]
+            results = [t for t in tree_leaves(net(*args, **kwargs)) if isinstance(t, Tensor) and t.requires_grad]
         loss = torch.stack([t.float().square().mean() for t in results]).sum()
         optimizer.zero_grad()
         loss.backward()

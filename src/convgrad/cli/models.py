@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,8 +119,8 @@ def explained(
     if channels_last:
         net, given = in_channels_last(net, given)
     given = in_dtype(given, dtype)
-    args = given if isinstance(given, (tuple, list)) else () if isinstance(given, dict) else (given,)
-    found = explain(net, *args, **(given if isinstance(given, dict) else {}), device=machine, outputs=outputs)
+    args, kwargs = arguments(given)
+    found = explain(net, *args, **kwargs, device=machine, outputs=outputs)
     if isinstance(found, Explanation):
         return ModelExplanation(found.machine, (Layer((name,), name, found),))
     return found
@@ -137,16 +137,35 @@ def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
     return tree_map(turned, inputs)
 
 
-def in_channels_last(net: nn.Module, input: Any) -> tuple[nn.Module, torch.Tensor]:
-    """A model and its input in channels_last; an error for the user where that is not one tensor."""
+def has_images(inputs: Any) -> bool:
+    """Whether something that a model is called with, an image or a volume, can lie in channels_last."""
+    from torch.utils._pytree import tree_leaves
+
+    return any(getattr(value, "ndim", 0) in (4, 5) for value in tree_leaves(inputs))
+
+
+def in_channels_last(net: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    """A model and what it is called with in channels_last; an error for the user where there is no image."""
     import torch
+    from torch.utils._pytree import tree_map_only
 
     from .._compat import channels_last_of
 
-    if not isinstance(input, torch.Tensor):
-        raise fail("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
-    last = channels_last_of(input.dim() - 2)
-    return net.to(memory_format=last), input.to(memory_format=last)  # pyright: ignore[reportCallIssue]
+    def turned(t: torch.Tensor) -> torch.Tensor:
+        return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if t.dim() in (4, 5) else t
+
+    if not has_images(inputs):
+        raise fail("--channels-last needs an input that is an image or a volume")
+    for t in (*net.parameters(), *net.buffers()):
+        t.data = turned(t.data)
+    return net, tree_map_only(torch.Tensor, turned, inputs)
+
+
+def arguments(inputs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """What a model is called with (a tensor, several, or a dict of them), as positional and keyword arguments."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
@@ -180,6 +199,13 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     return model, inputs
 
 
+def takes_images(name: str) -> bool:
+    """Whether a model can be called in channels_last."""
+    known = _known(name)
+    inputs = None if known else build(name, "meta")[1]
+    return known.image if known else inputs is None or has_images(inputs)
+
+
 def _known(name: str) -> Model | None:
     """The model that is meant, whatever its spelling, or its first variant: ``MobileNet-V2``, ``convnext``."""
     letters = re.sub(r"[-_\s]", "", name.lower())
@@ -206,10 +232,15 @@ def _own(name: str) -> Callable[[], Any]:
     return found
 
 
+def model_named(name: str) -> Model:
+    """What is known of a model; one of the user's that comes without example inputs is taken to be one of images."""
+    return _known(name) or Model("")
+
+
 def example_input(name: str, shape: str, dtype: torch.dtype, device: torch.device | str = "meta") -> torch.Tensor:
     """An input of the shape that is given as ``1x3x224x224``, or the model's usual one."""
     sizes = tuple(map(int, shape.split("x"))) if shape else ()
     try:
-        return (_known(name) or Model("")).sample(device=device, dtype=dtype, shape=sizes)
+        return model_named(name).sample(device=device, dtype=dtype, shape=sizes)
     except (RuntimeError, TypeError):
         raise fail(f"an input of {shape or 'the usual shape'} in {dtype} does not fit in any memory") from None
