@@ -1,4 +1,4 @@
-"""`accelerate_`: a model's convolutions, linear layers and batch normalizations computed by convgrad, in place."""
+"""`accelerate_`: a model's convolutions, linear layers and normalizations computed by convgrad, in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..engine import plan_for
-from .classes import accelerated_class, is_batch_norm, is_convolution, is_linear, reason_against
+from .classes import accelerated_class, is_convolution, is_instance_norm, is_linear, is_norm, reason_against
 from .joins import give_class, join_layers
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Report
@@ -25,16 +25,16 @@ def accelerate_(
     example_inputs: Any = None,
     only_gains: bool = True,
 ) -> Report:
-    """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and batch normalizations, in place.
+    """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and normalizations, in place.
 
     Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
     is decided at each call from the sizes of its operands, and is PyTorch's own wherever that is expected to be the
     fastest. A layer that would never gain keeps its class, so it costs nothing. With ``example_inputs`` this is decided
     from the sizes that the layers see, otherwise from a grid of common sizes.
 
-    In training, a batch normalization and the ReLU, ReLU6, SiLU or Hardswish behind it, a module or a function, are
-    computed together if tracing the module that calls both (with `torch.fx`, on a copy) shows that nothing else uses
-    the tensor between them. So are, also in evaluation, a convolution and the zeros in front of it: a
+    A batch normalization in training, or an instance normalization, and the ReLU, ReLU6, SiLU or Hardswish behind it, a
+    module or a function, are computed together if tracing the module that calls both (with `torch.fx`, on a copy) shows
+    that nothing else uses the tensor between them. So are a convolution and the zeros in front of it: a
     ``torch.nn.ZeroPad1d`` to ``3d``, or ``torch.nn.functional.pad`` if it is called before any other module.
 
     Args:
@@ -91,7 +91,7 @@ def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_g
             reason = _stays(module, inputs, only_gains, plans)
             if is_linear(module):
                 report.linears.add(name)
-        elif is_batch_norm(module):
+        elif is_norm(module):
             report.norms.add(name)
             reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
         elif _is_quantized(module):
@@ -138,9 +138,13 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool, plans: PlanFo
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
-    """Why a batch normalization keeps its class; None where it may gain."""
+    """Why a normalization keeps its class; None where it may gain."""
+    by_image = is_instance_norm(module)
+    if by_image and module.track_running_stats:
+        return "convgrad keeps no running statistics of instances"
     tensor = next((t for t in (module.weight, module.running_mean) if t is not None), torch.empty(0))
-    return None if norm_may_gain(seen, tensor.device, tensor.dtype) else _no_gain(seen, tensor.device)
+    gains = norm_may_gain(seen, tensor.device, tensor.dtype, by_image)
+    return None if gains else _no_gain(seen, tensor.device)
 
 
 def _no_gain(seen: list[Seen] | None, device: torch.device) -> str:

@@ -21,8 +21,10 @@ from ..nn import constructors, joined
 from .redirected import redirected
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-#: What a batch normalization may compute, too.
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS)
+#: What a normalization may compute, too.
 ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish)}
 #: What a convolution may do itself.
 PADS = {c: getattr(joined, c.__name__) for c in (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)}
@@ -40,9 +42,14 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, _CONVOLUTIONS)
 
 
-def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's batch normalizations or of a class derived from one."""
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's batch or instance normalizations or of a class derived from one."""
     return isinstance(module, _NORMS)
+
+
+def is_instance_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's instance normalizations or of a class derived from one."""
+    return isinstance(module, _INSTANCE_NORMS)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -51,7 +58,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_plain_norm(module: Any) -> bool:
-    """Whether a module is a batch normalization of ours, and not of a class of the user's."""
+    """Whether a module is a normalization of ours, and not of a class of the user's."""
     return _STOCK.get(type(module)) in _NORMS
 
 
@@ -149,7 +156,12 @@ def _is_parametrized(cls: type) -> bool:
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
 #: By torch's class: what the names of functions contain whose calls by a user's class convgrad computes.
-_FUNCTION = {**dict.fromkeys(_CONVOLUTIONS, "conv"), **dict.fromkeys(_NORMS, "batch_norm"), nn.Linear: "linear"}
+_FUNCTION = {
+    **dict.fromkeys(_CONVOLUTIONS, "conv"),
+    **dict.fromkeys(_BATCH_NORMS, "batch_norm"),
+    **dict.fromkeys(_INSTANCE_NORMS, "instance_norm"),
+    nn.Linear: "linear",
+}
 
 
 def reason_against(module: nn.Module) -> str | None:
@@ -158,7 +170,7 @@ def reason_against(module: nn.Module) -> str | None:
         return "convgrad computes it already"
     if "forward" in vars(module) or "_conv_forward" in vars(module):
         return "its forward was replaced on the instance"
-    if not is_batch_norm(module) and getattr(module, "weight", None) is None:
+    if not is_norm(module) and getattr(module, "weight", None) is None:
         return "it has no weight yet"
     cls = type(module)
     if _is_parametrized(cls):

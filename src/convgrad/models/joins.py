@@ -49,7 +49,7 @@ _JOINED = {("norm", "activation"), ("pad", "convolution")}
 
 
 def join_layers(model: nn.Module, report: Report) -> None:
-    """Let a batch normalization compute the activation behind it, and a convolution the padding in front of it.
+    """Let a normalization compute the activation behind it, and a convolution the padding in front of it.
 
     Only where tracing proves that nothing else uses what lies between the two. The activation and the padding may be
     functions, and so may the others in a class that computes them itself.
@@ -216,7 +216,7 @@ class _Tracer(fx.Tracer):
 _MOST_NODES = 2000
 
 #: What a layer of a class of the user's calls itself, or our class for it.
-_ITSELF = (F.batch_norm, *(getattr(of, f"conv{d}d") for of in (F, functional) for d in (1, 2, 3)))
+_ITSELF = (F.batch_norm, F.instance_norm, *(getattr(of, f"conv{d}d") for of in (F, functional) for d in (1, 2, 3)))
 
 
 def _name(node: fx.Node) -> str | None:

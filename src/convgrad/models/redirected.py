@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import functional
 from .._compat import fx_tracing
-from ..nn import batch_norm, joined, linear
+from ..nn import batch_norm, instance_norm, joined, linear
 from ..nn import padding as unpadded
 
 
@@ -50,6 +50,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.conv_transpose2d: functional.conv_transpose2d,
     F.conv_transpose3d: functional.conv_transpose3d,
     F.batch_norm: batch_norm.batch_norm,
+    F.instance_norm: instance_norm.instance_norm,
     F.linear: linear.linear,
 }
 

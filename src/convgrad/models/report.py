@@ -19,7 +19,7 @@ class Report:
     Attributes:
         replaced: name of the layer -> what it became.
         left: name of the layer -> why it stays as it is.
-        norms, linears: the names, in both, of batch normalizations and of linear layers; the others are convolutions.
+        norms, linears: the names, in both, of normalizations and of linear layers; the others are convolutions.
         memory_format: the layout to which the model was converted, or None.
         layout: why it was converted, or was not.
     """
@@ -73,13 +73,13 @@ class Report:
         convolutions, norms, linears = self.counts
         text = "{} of {} convolutions replaced".format(*convolutions)
         if self.norms:
-            text += ", {} of {} batch normalizations".format(*norms)
+            text += ", {} of {} normalizations".format(*norms)
         if self.linears:
             text += ", {} of {} linear layers".format(*linears)
         return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...]:
-        """(replaced, all) of the convolutions, of the batch normalizations, and of the linear layers."""
+        """(replaced, all) of the convolutions, of the normalizations, and of the linear layers."""
         kinds = ({*self.replaced, *self.left} - self.norms - self.linears, self.norms, self.linears)
         return tuple([(len(kind & self.replaced.keys()), len(kind)) for kind in kinds])

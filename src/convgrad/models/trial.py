@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import suggests_channels_last
 from ..engine.ab_timer import compare
-from .classes import is_batch_norm, is_convolution, is_linear
+from .classes import is_convolution, is_linear, is_norm
 from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
@@ -49,14 +49,14 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
-    """The inputs of each convolution, batch normalization and linear layer, by the name of the layer."""
+    """The inputs of each convolution, normalization and linear layer, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with quietly(model if twin is None else twin) as tried:
         handles = [  # a module with `cls_to_become` is lazy
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])), with_kwargs=True)
             for name, module in tried.named_modules()
-            if is_convolution(module) or is_batch_norm(module) or is_linear(module) or hasattr(module, "cls_to_become")
+            if is_convolution(module) or is_norm(module) or is_linear(module) or hasattr(module, "cls_to_become")
         ]
         try:
             _call(tried, inputs)

@@ -106,11 +106,11 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
     return False
 
 
-def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a batch normalization with parameters of this dtype may be faster in training, on a CPU."""
+def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype, by_image: bool) -> bool:
+    """Whether a normalization with parameters of this dtype may be faster in training, on a CPU."""
     if device.type != "cpu" or not native_norm_takes(dtype):
         return False
-    return seen is None or any(norm_gains(s.shape, s.channels_last) for s in seen)
+    return seen is None or any(norm_gains(s.shape, s.channels_last and not by_image, by_image) for s in seen)
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor, ruled: bool) -> bool:

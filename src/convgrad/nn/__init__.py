@@ -1,10 +1,11 @@
 """Modules with torch's constructors, repr and state_dict, computed by convgrad; also binary, ternary, shift weights."""
 
 # ruff: noqa: F403
-from . import batch_norm, convert, feedback, linear, modules, quantized_layers, schemes, shift
+from . import batch_norm, convert, feedback, instance_norm, linear, modules, quantized_layers, schemes, shift
 from .batch_norm import *
 from .convert import *
 from .feedback import *
+from .instance_norm import *
 from .linear import *
 from .modules import *
 from .quantized_layers import *
@@ -15,6 +16,7 @@ __all__: list[str] = []
 __all__ += batch_norm.__all__
 __all__ += convert.__all__
 __all__ += feedback.__all__
+__all__ += instance_norm.__all__
 __all__ += linear.__all__
 __all__ += modules.__all__
 __all__ += quantized_layers.__all__

@@ -50,27 +50,37 @@ def _format(input: Tensor) -> torch.memory_format:
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 
-def _is_ours(input: Any) -> bool:
-    """Whether our kernels compute an input with the statistics of the batch; what most often says no comes first."""
+def is_plain(input: Any) -> bool:
+    """Whether an input is such as our kernels take, but for its size and layout."""
     return (
         not _is_dynamo_compiling()
         and input.__class__ in _KINDS
         and input.is_cpu
         and input.layout is torch.strided
         and input.dim() > 2
-        and _plain()  # inside of vmap the next line would be an error
-        and input.is_contiguous(memory_format=(layout := _format(input)))
-        and norm_gains(input.shape, layout is not torch.contiguous_format)
-        and input.numel() > input.shape[1]  # otherwise torch's error
+        and _plain()
         and native_norm_takes(input.dtype)
         and not _is_odd(input)
     )
 
 
-def _fit(input: Tensor, parameters: tuple[Any, ...], activation: Any) -> bool:
+def _is_ours(input: Any) -> bool:
+    """Whether our kernels compute an input with the statistics of the batch."""
+    return (
+        is_plain(input)
+        and input.is_contiguous(memory_format=(layout := _format(input)))
+        and norm_gains(input.shape, layout is not torch.contiguous_format)
+        and input.numel() > input.shape[1]  # otherwise torch's error
+    )
+
+
+def _gains(input: Tensor, activation: Any) -> bool:
+    """Whether a whole step gains: in channels_last only by the activation."""
+    return activation is not None or input.is_contiguous()
+
+
+def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
     """Whether weight, bias and running values, as far as there are, are such as our kernels take."""
-    if activation is None and not input.is_contiguous():  # by itself it gains in no whole step in channels_last
-        return False
     given = [p for p in parameters if p is not None]
     for p in given:
         if (
@@ -99,7 +109,7 @@ class _BatchNorm:
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         activation = now.joined_with(self, OF_A_MODULE)
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
-        if not _fit(input, (weight, bias, mean, var), activation):
+        if not (_gains(input, activation) and fit(input, (weight, bias, mean, var))):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)
         momentum = self.momentum
@@ -109,7 +119,7 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        return _compute(activation, input, weight, bias, mean, var, momentum or 0.0, self.eps)
+        return compute(activation, input, weight, bias, mean, var, momentum or 0.0, self.eps)
 
     __prepare_scriptable__ = refuse_scripting
 
@@ -127,18 +137,27 @@ def batch_norm(
     """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be."""
     if training and eps > 0 and _is_ours(input):
         activation, parameters = now.joined_with(now.owner), (weight, bias, running_mean, running_var)
-        if _fit(input, parameters, activation):
-            return _compute(activation, input, *parameters, momentum, eps)
+        if _gains(input, activation) and fit(input, parameters):
+            return compute(activation, input, *parameters, momentum, eps)
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _compute(activation: Any, *arguments: Any) -> Tensor:
+def compute(activation: Any, *arguments: Any, shape: torch.Size | None = None) -> Tensor:
+    """Normalize by the kernels.
+
+    Args:
+        activation: the module behind it whose values are computed, too; or None.
+        arguments: input, weight, bias, running mean and variance, momentum, epsilon.
+        shape: of the result, if not the input's.
+    """
     name = "" if activation is None else activation._convgrad_activation
     arguments = (*arguments, name)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:3]):
         output = _normalization(*arguments)
     else:
         output = normalize(*arguments)[0]
+    if shape is not None:  # no view, since autograd would copy all of it for what changes it in place, such as a ReLU
+        output = _aten._unsafe_view(output, shape)
     if activation is not None:
         now.computed[activation, id(output)] = output
         if activation in FUNCTIONS.values():

@@ -1,0 +1,97 @@
+"""Instance normalization modules: torch's own, computed on a CPU by the kernels of batch normalization.
+
+To normalize each image of (N, C, *spatial) by itself is to normalize one image of N * C channels by its batch.
+PyTorch computes it so, too, and returns a contiguous result whatever the layout of the input. Small inputs, running
+statistics, compilers, transforms, modes and subclasses of Tensor are torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .._compat import accumulate_dtype, fx_tracing
+from ..backends import norm_gains
+from .batch_norm import compute, fit, is_plain
+from .joined import OF_A_MODULE, leaf_of_fx, now, refuse_scripting
+
+__all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
+
+
+def _is_ours(input: Any, weight: Any, bias: Any, eps: float) -> bool:
+    return eps > 0 and is_plain(input) and norm_gains(input.shape, False, by_image=True) and fit(input, (weight, bias))
+
+
+def _compute(activation: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    n, c = input.shape[:2]
+    folded = input.contiguous().view(1, n * c, *input.shape[2:])  # [1, N * C, *spatial]
+    # [N * C], not in 16 bits, to which the gradients of all images would be rounded before they are added up.
+    each = [None if p is None else p.to(accumulate_dtype(p.dtype)).repeat(n) for p in (weight, bias)]
+    return compute(activation, folded, *each, None, None, 0.0, eps, shape=input.shape)
+
+
+class _InstanceNorm:
+    """The forward that the three share."""
+
+    _convgrad_joins = "norm"
+
+    def forward(self: Any, input: Any) -> Any:
+        """Apply the module."""
+        if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
+            return traced
+        return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _apply_instance_norm(self: Any, input: Any) -> Any:  # of an input that torch's forward has checked
+        if self.running_mean is None and _is_ours(input, self.weight, self.bias, self.eps):
+            activation = now.joined_with(self, OF_A_MODULE + 2)
+            return _compute(activation, input, self.weight, self.bias, self.eps)
+        return super()._apply_instance_norm(input)  # pyright: ignore[reportAttributeAccessIssue]
+
+    __prepare_scriptable__ = refuse_scripting
+
+
+def instance_norm(
+    input: Any,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.instance_norm``, computed by convgrad where a module would be."""
+    if use_input_stats and running_mean is None and running_var is None and _is_ours(input, weight, bias, eps):
+        return _compute(now.joined_with(now.owner), input, weight, bias, eps)
+    return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+_DOCSTRING = """``torch.nn.{name}``, computed by convgrad on a CPU.
+
+    Shape:
+        {shape} -> the same
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> ours, theirs = convgrad.nn.{name}(8), torch.nn.{name}(8)
+        >>> x = torch.randn(2, 8{x})
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5), repr(ours) == repr(theirs)
+        (True, True)
+    """
+
+
+# fmt: off
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d): ...
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d): ...
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d): ...
+# fmt: on
+
+for _module, _shape, _x in (
+    (InstanceNorm1d, "(N, C, L) or (C, L)", ", 4096"),
+    (InstanceNorm2d, "(N, C, H, W) or (C, H, W)", ", 64, 64"),
+    (InstanceNorm3d, "(N, C, D, H, W) or (C, D, H, W)", ", 8, 16, 32"),
+):
+    _module.__doc__ = _DOCSTRING.format(name=_module.__name__, shape=_shape, x=_x)
