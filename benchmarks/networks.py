@@ -1,0 +1,156 @@
+"""Networks that transformers does not define: those of medical images, video, sequences, and image translation.
+
+    cd benchmarks && convgrad bench steps networks:unet_2d networks:nnunet_3d --threads 2
+
+Each function returns a network with random weights and what it is called with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+_CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_UP = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_POOL = {2: nn.MaxPool2d, 3: nn.MaxPool3d}
+_BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_INSTANCE = {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
+
+
+class Residual(nn.Module):
+    """The sum of what layers give and of what they get."""
+
+    def __init__(self, *layers: nn.Module, last: bool = True) -> None:
+        super().__init__()
+        self.layers, self.activation = nn.Sequential(*layers), nn.ReLU() if last else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x + self.layers(x))
+
+
+# ---- U-Nets --------------------------------------------------------------------------------------
+
+
+class UNet(nn.Module):
+    """Two convolutions of 3 on every level; on the way up what the way down gave is joined (arXiv:1505.04597).
+
+    Args:
+        d: dimensions.
+        widths: channels of each level.
+        norm, activation: behind each convolution.
+        strided: the first convolution of a level halves the image, as in nnU-Net (Isensee et al., 2021); not a pool.
+    """
+
+    def __init__(
+        self,
+        d: int,
+        widths: list[int],
+        norm: Callable[[int], nn.Module],
+        activation: Callable[[], nn.Module],
+        strided: bool,
+    ) -> None:
+        super().__init__()
+
+        def level(channels: int, width: int, stride: int = 1) -> nn.Sequential:
+            first, second = _CONV[d](channels, width, 3, stride, 1), _CONV[d](width, width, 3, 1, 1)
+            return nn.Sequential(first, norm(width), activation(), second, norm(width), activation())
+
+        below = list(pairwise(widths))
+        self.first = level(1, widths[0])
+        self.down = nn.ModuleList(
+            level(a, b, 2) if strided else nn.Sequential(_POOL[d](2), level(a, b)) for a, b in below
+        )
+        self.up = nn.ModuleList(_UP[d](b, a, 2, 2) for a, b in below)
+        self.joined = nn.ModuleList(level(2 * a, a) for a in widths[:-1])
+        self.head = _CONV[d](widths[0], 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = [self.first(x)]
+        for down in self.down:
+            kept.append(down(kept[-1]))
+        x = kept.pop()
+        for up, joined in zip(reversed(self.up), reversed(self.joined), strict=True):
+            x = joined(torch.cat([up(x), kept.pop()], 1))
+        return self.head(x)
+
+
+def unet_2d() -> tuple[nn.Module, Tensor]:
+    return UNet(2, [64, 128, 256, 512], _BATCH[2], partial(nn.ReLU, True), False), torch.randn(2, 1, 128, 128)
+
+
+def unet_3d() -> tuple[nn.Module, Tensor]:
+    return UNet(3, [32, 64, 128, 256], _BATCH[3], partial(nn.ReLU, True), False), torch.randn(1, 1, 48, 48, 48)
+
+
+def _nnunet(d: int, widths: list[int], *shape: int) -> tuple[nn.Module, Tensor]:
+    activation = partial(nn.LeakyReLU, 0.01, inplace=True)
+    return UNet(d, widths, partial(_INSTANCE[d], affine=True), activation, True), torch.randn(shape)
+
+
+def nnunet_2d() -> tuple[nn.Module, Tensor]:
+    return _nnunet(2, [32, 64, 128, 256, 512], 4, 1, 192, 192)
+
+
+def nnunet_3d() -> tuple[nn.Module, Tensor]:
+    return _nnunet(3, [32, 64, 128, 256], 2, 1, 48, 48, 48)
+
+
+# ---- image translation ---------------------------------------------------------------------------
+
+
+def cyclegan() -> tuple[nn.Module, Tensor]:
+    """The generator with six residual blocks (Zhu et al., arXiv:1703.10593)."""
+
+    def convolution(channels: int, width: int, k: int, stride: int = 1) -> list[nn.Module]:
+        pad = [nn.ReflectionPad2d(k // 2)] if stride == 1 else []
+        return [*pad, nn.Conv2d(channels, width, k, stride, 0 if pad else 1), nn.InstanceNorm2d(width)]
+
+    def block() -> nn.Module:
+        return Residual(*convolution(256, 256, 3), nn.ReLU(True), *convolution(256, 256, 3), last=False)
+
+    layers = [*convolution(3, 64, 7), nn.ReLU(True)]
+    for width in (128, 256):
+        layers += [*convolution(width // 2, width, 3, 2), nn.ReLU(True)]
+    layers += [block() for _ in range(6)]
+    for width in (128, 64):
+        layers += [nn.ConvTranspose2d(2 * width, width, 3, 2, 1, 1), nn.InstanceNorm2d(width), nn.ReLU(True)]
+    return nn.Sequential(*layers, nn.ReflectionPad2d(3), nn.Conv2d(64, 3, 7), nn.Tanh()), torch.randn(1, 3, 128, 128)
+
+
+# ---- video and sequences -------------------------------------------------------------------------
+
+
+def r2plus1d_18() -> tuple[nn.Module, Tensor]:
+    """The layers of R(2+1)D-18 (Tran et al., arXiv:1711.11248): kernels of 3 in space and in time, apart."""
+
+    def pair(channels: int, width: int, stride: int = 1) -> list[nn.Module]:
+        between = 27 * channels * width // (9 * channels + 3 * width)
+        in_space = nn.Conv3d(channels, between, (1, 3, 3), (1, stride, stride), (0, 1, 1), bias=False)
+        in_time = nn.Conv3d(between, width, (3, 1, 1), (stride, 1, 1), (1, 0, 0), bias=False)
+        return [in_space, nn.BatchNorm3d(between), nn.ReLU(), in_time, nn.BatchNorm3d(width)]
+
+    layers: list[nn.Module] = [nn.Conv3d(3, 45, (1, 7, 7), (1, 2, 2), (0, 3, 3), bias=False), nn.BatchNorm3d(45)]
+    layers += [nn.ReLU(), nn.Conv3d(45, 64, (3, 1, 1), 1, (1, 0, 0), bias=False), nn.BatchNorm3d(64), nn.ReLU()]
+    for width in (64, 128, 256, 512):
+        layers += [] if width == 64 else [*pair(width // 2, width, 2), nn.ReLU()]
+        for _ in range(2 if width == 64 else 1):
+            layers.append(Residual(*pair(width, width), nn.ReLU(), *pair(width, width)))
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(512, 10))
+    return net, torch.randn(1, 3, 8, 112, 112)
+
+
+def resnet_1d() -> tuple[nn.Module, Tensor]:
+    """For signals of twelve leads, as of a heart."""
+
+    def norm(width: int) -> list[nn.Module]:
+        return [nn.Conv1d(width, width, 3, padding=1, bias=False), nn.BatchNorm1d(width)]
+
+    layers: list[nn.Module] = [nn.Conv1d(12, 64, 15, 2, 7), nn.BatchNorm1d(64), nn.ReLU()]
+    for width in (64, 128, 256):
+        layers += [] if width == 64 else [nn.Conv1d(width // 2, width, 1, 2), nn.BatchNorm1d(width)]
+        layers += [Residual(*norm(width), nn.ReLU(), *norm(width)) for _ in range(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(256, 5)), torch.randn(8, 12, 4000)
