@@ -190,6 +190,16 @@ def unlike_images():
 
 volumes = nn.Conv3d(2, 4, 3)
 
+def wrong():
+    return volumes, {"y": torch.randn(2)}
+
+class Nothing(nn.Linear):
+    def forward(self):
+        return self.weight
+
+def nothing():
+    return Nothing(3, 3), {}
+
 def pair():
     return volumes, (torch.randn(2, 2, 6, 6, 7),)
 
@@ -234,8 +244,12 @@ def test_steps_of_a_model_of_the_users(
 def test_a_model_of_the_users_that_cannot_be_called(own: None, capsys: Any) -> None:
     assert run(["bench", "steps", "own_models:unlike_images"]) == 2
     assert "return (nn.Module, example_inputs)" in capsys.readouterr().err
+    assert run(["bench", "steps", "own_models:wrong"]) == 2
+    assert "raised TypeError" in capsys.readouterr().err
     assert run(["bench", "steps", "unlike_images"]) == 2
     assert "module:factory" in capsys.readouterr().err
+    assert run(["bench", "steps", "own_models:nothing", "--seconds", "0.02"]) == 0
+    assert "ours ms" in capsys.readouterr().out
     assert run(["bench", "steps", "own_models:words", "--layout", "channels_last"]) == 0
     assert "ours ms" not in capsys.readouterr().out
 

@@ -83,10 +83,7 @@ def _timed(name: str, layout: str, seconds: float, measured: bool, compiled: boo
     torch.manual_seed(0)
     made, x = build(name, "cpu")
     stock = copy.deepcopy(made).train()  # the user's may be one for all layouts
-    if x is None:
-        x = _scaled(stock, name, layout == "channels_last", seconds, autocast)
-    elif layout == "channels_last":
-        stock, x = in_channels_last(stock, x)
+    x = _scaled(stock, name, x, layout == "channels_last", seconds, autocast)
     ours = copy.deepcopy(stock)
     with _autocast(autocast):
         if measured:
@@ -101,8 +98,8 @@ def _timed(name: str, layout: str, seconds: float, measured: bool, compiled: boo
     for call in calls.values():
         torch.manual_seed(0)  # dropout
         losses.append(call())
-    first = next(t for t in tree_leaves(x) if isinstance(t, Tensor))
-    found = {"batch": first.shape[0], "size": first.shape[-1]}
+    sizes = next((t.shape for t in tree_leaves(x) if isinstance(t, Tensor) and t.dim()), (None,))
+    found = {"batch": sizes[0], "size": sizes[-1]}
     found["replaced"], found["convolutions"] = report.counts[0]
     if not abs(losses[1] - losses[0]) < _SAME * abs(losses[0]):
         return {**found, "note": f"wrong: the losses are {losses[0]:.6g} and {losses[1]:.6g}"}
@@ -122,17 +119,16 @@ def _measure(stock: nn.Module, x: Any, layouts: Sequence[str]) -> None:
     cache.invalidate()
 
 
-def _scaled(stock: nn.Module, name: str, channels_last: bool, seconds: float, autocast: bool) -> Tensor:
-    """The largest batch and images of which a comparison takes no more time than there is, at least the smallest."""
-    model, found, error = model_named(name), None, None
-    for batch, size in _SCALES:
-        x = model.sample(batch, size)
-        if channels_last:
-            stock, x = in_channels_last(stock, x)
+def _scaled(stock: nn.Module, name: str, given: Any, channels_last: bool, seconds: float, autocast: bool) -> Any:
+    """What is given; else the largest batch and images of which a comparison takes no more time than there is."""
+    images = (model_named(name).sample(*scale) for scale in _SCALES)
+    found, error = None, None
+    for inputs in images if given is None else (given,):
+        stock, x = in_channels_last(stock, inputs) if channels_last else (stock, inputs)
         step = _step(stock, x, autocast)
         try:
             step()
-        except (TypeError, ValueError, RuntimeError, AssertionError) as raised:  # images of another size, perhaps
+        except Exception as raised:  # the model takes images of another size, perhaps
             error = raised
             continue
         start = time.perf_counter()
