@@ -221,7 +221,7 @@ _GRADIENTS: dict[str, Any] = {
     "hardswish": _aten.hardswish_backward,
 }
 
-_DOCSTRING = """``torch.nn.{name}``, computed by convgrad in training on a CPU.
+_DOCSTRING = """``torch.nn.{name}``, computed by convgrad {where}.
 
     Shape:
         {shape} -> the same
@@ -229,10 +229,15 @@ _DOCSTRING = """``torch.nn.{name}``, computed by convgrad in training on a CPU.
     Equivalent to:
         >>> import torch, convgrad
         >>> ours, theirs = convgrad.nn.{name}(8), torch.nn.{name}(8)
-        >>> x = torch.randn(2, 8{x})
+        >>> x = torch.randn({x})
         >>> torch.allclose(ours(x), theirs(x), atol=1e-5), repr(ours) == repr(theirs)
         (True, True)
     """
+
+
+def document(module: Any, where: str, shape: str, x: str) -> None:
+    """Give a module its docstring."""
+    module.__doc__ = _DOCSTRING.format(name=module.__name__, where=where, shape=shape, x=x)
 
 
 # fmt: off
@@ -241,9 +246,6 @@ class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d): ...
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d): ...
 # fmt: on
 
-for _module, _shape, _x in (
-    (BatchNorm1d, "(N, C) or (N, C, L)", ", 4096"),
-    (BatchNorm2d, "(N, C, H, W)", ", 64, 64"),
-    (BatchNorm3d, "(N, C, D, H, W)", ", 8, 16, 32"),
-):
-    _module.__doc__ = _DOCSTRING.format(name=_module.__name__, shape=_shape, x=_x)
+document(BatchNorm1d, "in training on a CPU", "(N, C) or (N, C, L)", "2, 8, 4096")
+document(BatchNorm2d, "in training on a CPU", "(N, C, H, W)", "2, 8, 64, 64")
+document(BatchNorm3d, "in training on a CPU", "(N, C, D, H, W)", "2, 8, 8, 16, 32")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .._compat import accumulate_dtype, fx_tracing
 from ..backends import norm_gains
-from .batch_norm import compute, fit, is_plain
+from .batch_norm import compute, document, fit, is_plain
 from .joined import OF_A_MODULE, leaf_of_fx, now, refuse_scripting
 
 __all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
@@ -69,29 +69,12 @@ def instance_norm(
     return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-_DOCSTRING = """``torch.nn.{name}``, computed by convgrad on a CPU.
-
-    Shape:
-        {shape} -> the same
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> ours, theirs = convgrad.nn.{name}(8), torch.nn.{name}(8)
-        >>> x = torch.randn(2, 8{x})
-        >>> torch.allclose(ours(x), theirs(x), atol=1e-5), repr(ours) == repr(theirs)
-        (True, True)
-    """
-
-
 # fmt: off
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d): ...
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d): ...
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d): ...
 # fmt: on
 
-for _module, _shape, _x in (
-    (InstanceNorm1d, "(N, C, L) or (C, L)", ", 4096"),
-    (InstanceNorm2d, "(N, C, H, W) or (C, H, W)", ", 64, 64"),
-    (InstanceNorm3d, "(N, C, D, H, W) or (C, D, H, W)", ", 8, 16, 32"),
-):
-    _module.__doc__ = _DOCSTRING.format(name=_module.__name__, shape=_shape, x=_x)
+document(InstanceNorm1d, "on a CPU", "(N, C, L) or (C, L)", "2, 8, 16384")
+document(InstanceNorm2d, "on a CPU", "(N, C, H, W) or (C, H, W)", "2, 8, 128, 128")
+document(InstanceNorm3d, "on a CPU", "(N, C, D, H, W) or (C, D, H, W)", "2, 8, 16, 32, 32")
