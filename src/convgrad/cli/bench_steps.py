@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 from ..diagnostics import Explanation, explain
 from ..engine import cache, choice
 from ..engine.ab_timer import Ratio, compare
-from ..models import accelerate_
+from ..models import accelerate_, arguments
 from .app import fail, say, say_table
 from .bench_models import models_named
 from .bench_results import CONDITIONS, Given, Row, run_rows
-from .models import MODELS, arguments, build, in_channels_last, model_named, takes_images
+from .models import MODELS, build, in_channels_last, model_named, takes_images
 from .options import LAYOUTS, STEP_LAYOUTS
 from .tune import jobs_of, measure_all
 
@@ -53,8 +53,8 @@ def run_steps(given: Given, measured: bool, compiled: bool, autocast: bool) -> t
                 partial(_timed, name, layout, given.seconds, measured, compiled, autocast),
             )
             for name in wanted
-            for layout in STEP_LAYOUTS
-            if given.layout in ("", layout) and (layout == "contiguous" or takes_images(name))
+            for layout in (STEP_LAYOUTS if takes_images(name) else STEP_LAYOUTS[:1])
+            if given.layout in ("", layout)
         ]
 
     def show(rows: Sequence[dict[str, str]]) -> None:

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,7 @@ def explained(
         input: an example, or its shape; else what the model's function gives, or the model's usual one.
     """
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
+    from ..models import arguments
 
     if not (dtype.is_floating_point or dtype.is_complex):
         raise fail(f"PyTorch makes no model of {dtype}", f"one of {', '.join(DTYPES)}")
@@ -159,13 +160,6 @@ def in_channels_last(net: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
     for t in (*net.parameters(), *net.buffers()):
         t.data = turned(t.data)
     return net, tree_map_only(torch.Tensor, turned, inputs)
-
-
-def arguments(inputs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """What a model is called with (a tensor, several, or a dict of them), as positional and keyword arguments."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:

@@ -6,7 +6,7 @@ import copy
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,15 +30,21 @@ def copied(model: nn.Module) -> nn.Module | None:
         return None
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """What a model is called with, ``example_inputs``, as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
-        return model(**inputs)
+        return (), inputs
     if isinstance(inputs, str):
         raise TypeError(f"example_inputs are a tensor, a tuple of arguments or a dict of keywords, got {inputs!r}")
     if isinstance(inputs, (tuple, list)) and inputs and all(isinstance(n, int) for n in inputs):
         shape = ", ".join(map(str, inputs))
         raise TypeError(f"example_inputs are tensors, not the shape of one: torch.randn({shape}), for example")
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    return inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    args, kwargs = arguments(inputs)
+    return model(*args, **kwargs)
 
 
 def _device(model: nn.Module) -> torch.device:
