@@ -37,7 +37,7 @@ TAKEN = ("native", "native:amx", "native:winograd", "aten:float32", "aten:channe
 #: Where alone it pays to pack for the tiles of AMX, or to transform: large problems.
 KINDS = {
     "native:amx": ("volume", "wide dense", "wide product", "wide volume"),
-    "native:winograd": ("wide 3", "wide 3x3"),
+    "native:winograd": ("3x3",),
 }
 _LEAST_ROWS = 8  # of a cell of the table of gains
 _CLEAR = 1.05  # what a way must gain to be taken

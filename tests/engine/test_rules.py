@@ -356,42 +356,32 @@ def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: 
         ("mb8ic64ih28oc64kh3ph1 channels_last", True),
         ("mb4ic24ih28oc24kh3ph1 float64", True),
         ("mb8ic64ih28oc64kh3dh2ph2", True),
-        ("mb2ic64ih42oc64kh3dh14", False),  # three results of a class are two tiles
+        ("mb8ic64ih42oc64kh3dh14ph14", False),  # three results of a class are two tiles
+        ("mb8ic64ih5oc64kh3", False),  # three results are two tiles
         ("g2mb8ic64ih28oc64kh3ph1", True),
         ("mb1ic32id16oc32kd3pd1", True),
         ("mb4ic64id8ih20iw20oc64kd1kh3kw3ph1pw1", True),
-        ("mb8ic512ih7oc512kh3ph1", True),
-        ("mb4ic512ih7oc512kh3ph1", False),  # each weight is in 64 tiles
-        ("mb32ic64ih5oc64kh3ph1", False),  # the results fill 25 of 36 places in tiles
-        ("mb8ic64ih28oc16kh3ph1", False),  # few channels
-        ("g4mb8ic64ih28oc64kh3ph1", False),
-        ("mb1ic24ih28oc24kh3ph1", False),  # small
+        ("mb2ic256ih14oc256kh3ph1", True),
+        ("mb1ic256ih7oc256kh3ph1", False),  # each weight is transformed for 16 tiles
+        ("mb8ic64ih28oc16kh3ph1", True),
+        ("mb8ic3ih28oc64kh3ph1", False),  # each value is transformed for 3 channels
+        ("mb1ic24ih8oc24kh3ph1", False),  # small
         ("mb8ic64ih28oc64kh3ph1sh2", False),
         ("mb8ic64ih28oc64kh5ph2", False),
         ("mb8ic64ih28oc64kh3ph1 bfloat16", False),
-    ],
-)
-def test_what_winograds_algorithm_is_for(text: str, expected: bool) -> None:
-    assert (("wide 3x3", "native:winograd") in special_kinds(ConvProblem.parse(text))) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         ("mb8ic64iw280oc64kw3pw1", True),
         ("mb8ic64iw280oc64kw3dw3pw3 float64", True),
         ("mb4ic64ih28iw28oc64kh3kw1ph1", True),
         ("mb4ic64ih28iw28oc64kh1kw3pw1 channels_last", True),
         ("mb2ic64id8ih14iw14oc64kd3kh1kw1pd1", True),
-        ("mb4ic64ih28oc64kh3ph1", False),  # along two dimensions
-        ("mb8ic47iw280oc64kw3pw1", False),  # few channels
-        ("mb8ic64iw7oc64kw3pw1", False),  # few tiles
-        ("mb64ic64iw5oc64kw3pw1", False),  # the results fill 5 of 6 places in tiles
+        ("mb8ic16iw280oc16kw3pw1", False),  # the products saved are fewer than along two dimensions
+        ("mb8ic64iw7oc64kw3pw1", False),  # each weight is transformed for 32 tiles
+        ("mb64ic64iw5oc64kw3", False),  # three of four places in tiles are filled
         ("mb8ic64iw280oc64kw5pw2", False),
     ],
 )
-def test_what_it_is_for_along_one_dimension(text: str, expected: bool) -> None:
-    assert (("wide 3", "native:winograd") in special_kinds(ConvProblem.parse(text))) == expected
+def test_what_winograds_algorithm_is_for(text: str, expected: bool) -> None:
+    assert (("3x3", "native:winograd") in special_kinds(ConvProblem.parse(text))) == expected
 
 
 def test_amx_comes_first_and_what_is_taken_without_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +413,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 
 
 KINDS = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume", "wide volume",
-         "wide product", "wide dense", "wide 3", "wide 3x3"}  # fmt: skip
+         "wide product", "wide dense", "3x3"}  # fmt: skip
 
 
 def test_every_kind_has_a_line() -> None:

@@ -22,7 +22,8 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 2.8},
+    "3x3": {"native:winograd": 1.6},
+    "dense": {"native": 2.9},
     "depthwise": {"native": 7.8},
     "emulated": {"native": 8.9, "aten:float32": 3.9},
     "grouped": {"native": 3.0},
@@ -30,11 +31,9 @@ TABLE: dict[str, dict[str, float]] = {
     "patches": {"native": 2.7},
     "pointwise": {"native": 1.9},
     "volume": {"native:amx": 4.9, "native": 2.7},
-    "wide 3": {"native:winograd": 1.6},
-    "wide 3x3": {"native:winograd": 1.7},
     "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
-    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.1},
+    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.3},
 }
 # end of the derived lines
 
@@ -45,9 +44,8 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 _WIDE = 64
 #: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
 _FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 96, 24
-#: For Winograd's algorithm along one dimension or two: tiles, channels a group, and multiplications of oneDNN for each
-#: of its own.
-_MANY_TILES, _SAVED = 96, {1: (48, 1.3), 2: (_FULL_TILE, 1.4)}
+#: How many products Winograd's transforms of a weight and of a value take as long as.
+_OF_A_WEIGHT, _OF_A_VALUE = 16, 4
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
@@ -67,7 +65,7 @@ def special_kinds(problem: ConvProblem) -> Iterator[tuple[str, str]]:
     if _fills_tiles(problem):
         yield "wide dense", "native:amx"
     if _saves_products(problem):
-        yield "wide 3x3" if len(transformed_dimensions(problem)) == 2 else "wide 3", "native:winograd"
+        yield "3x3", "native:winograd"
 
 
 def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | None:
@@ -200,7 +198,7 @@ def _saves_products(p: ConvProblem) -> bool:
     """Winograd's algorithm saves more products than its transforms take: of values, which are in a product for each
     channel on the other side, and of weights, which are in one for each tile."""
     along = transformed_dimensions(p)
-    if not along or p.flops < _LARGE or p.dtype.itemsize < 4:
+    if not along or p.flops < _SMALL or p.dtype.itemsize < 4:
         return False
     tiles, elements = p.batch, 1
     for d, (size, kernel, dilation) in enumerate(zip(p.output_size, p.kernel_size, p.dilation, strict=True)):
@@ -209,9 +207,9 @@ def _saves_products(p: ConvProblem) -> bool:
         elements *= 4 if d in along else kernel
     products = tiles * elements * p.in_channels * p.out_channels // p.groups
     # 1.5 or 2.25 at best; a tile at a border computes more than there is
-    saved, channels = p.flops / 2 * _part_inside(p) / products, min(p.in_channels, p.out_channels) // p.groups
-    least_channels, least_saved = _SAVED[len(along)]
-    return tiles >= _MANY_TILES and channels >= least_channels and saved >= least_saved
+    saved = p.flops / 2 * _part_inside(p) / products
+    per_channel = p.groups / p.in_channels + p.groups / p.out_channels
+    return saved >= 1 + _OF_A_WEIGHT / tiles + _OF_A_VALUE * per_channel
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
