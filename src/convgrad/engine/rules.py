@@ -279,7 +279,7 @@ def _volume(p: ConvProblem) -> str | None:
     if max(channels) <= MOST_A_GROUP and positions >= 12 * max(channels):
         return "volume"
     repeated = any(k > step for k, step in zip(p.kernel_size, p.stride, strict=True))
-    wide = repeated and min(channels) >= 16 and positions >= 200 and not p.transposed
+    wide = repeated and min(channels) >= 16 and positions >= 200
     return "wide volume" if wide else None
 
 
