@@ -121,7 +121,8 @@ def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
         per_sample: return one gradient for each sample of the batch.
 
     Shape:
-        (N, C_out, *out) -> (C_out,); per sample (N, C_out)
+        (N, C_out, *out) -> (C_out,); per sample (N, C_out). The batch is needed: without it an image looks like a
+        batch of sequences.
 
     Raises:
         ShapeError: a grad_output without a batch or without spatial dimensions.
