@@ -374,7 +374,7 @@ def test_what_is_for_the_tiles_of_amx(text: str, kind: str | None, monkeypatch: 
         ("mb4ic64ih28iw28oc64kh3kw1ph1", True),
         ("mb4ic64ih28iw28oc64kh1kw3pw1 channels_last", True),
         ("mb2ic64id8ih14iw14oc64kd3kh1kw1pd1", True),
-        ("mb8ic16iw280oc16kw3pw1", False),  # the products saved are fewer than along two dimensions
+        ("mb8ic32iw280oc32kw3pw1", False),  # the products saved are fewer than along two dimensions
         ("mb8ic64iw7oc64kw3pw1", False),  # each weight is transformed for 32 tiles
         ("mb64ic64iw5oc64kw3", False),  # three of four places in tiles are filled
         ("mb8ic64iw280oc64kw5pw2", False),

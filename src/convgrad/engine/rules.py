@@ -23,7 +23,7 @@ from .environment import mkl_at_its_best
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
     "3x3": {"native:winograd": 1.6},
-    "dense": {"native": 2.9},
+    "dense": {"native": 2.8},
     "depthwise": {"native": 7.8},
     "emulated": {"native": 8.9, "aten:float32": 3.9},
     "grouped": {"native": 3.0},
@@ -33,7 +33,7 @@ TABLE: dict[str, dict[str, float]] = {
     "volume": {"native:amx": 4.9, "native": 2.7},
     "wide dense": {"native:amx": 1.7},
     "wide product": {"native:amx": 1.7, "native": 1.3},
-    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.3},
+    "wide volume": {"native:amx": 5.8, "native": 1.9, "aten:mkldnn": 2.2},
 }
 # end of the derived lines
 
@@ -44,8 +44,8 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 _WIDE = 64
 #: In others: channels a group on both sides, products of each weight, and FLOPs for each byte of the operands.
 _FULL_TILE, _MANY_PRODUCTS, _INTENSE = 17, 96, 24
-#: How many products Winograd's transforms of a weight and of a value take as long as.
-_OF_A_WEIGHT, _OF_A_VALUE = 16, 4
+#: How many products Winograd's transform of a weight takes as long as, and that of a value along one dimension or two.
+_OF_A_WEIGHT, _OF_A_VALUE = 16, {1: 8, 2: 4}
 #: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more; of a pass and thread, from
@@ -209,7 +209,7 @@ def _saves_products(p: ConvProblem) -> bool:
     # 1.5 or 2.25 at best; a tile at a border computes more than there is
     saved = p.flops / 2 * _part_inside(p) / products
     per_channel = p.groups / p.in_channels + p.groups / p.out_channels
-    return saved >= 1 + _OF_A_WEIGHT / tiles + _OF_A_VALUE * per_channel
+    return saved >= 1 + _OF_A_WEIGHT / tiles + _OF_A_VALUE[len(along)] * per_channel
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
