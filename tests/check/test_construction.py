@@ -64,6 +64,14 @@ def test_the_first_few_differ() -> None:
     assert len({p.kernel_size for p in first}) >= 5
 
 
+def test_what_vectors_leave_over_comes_early() -> None:
+    """A loop over the rest of the channels or of a row is wrong for some remainders only."""
+    narrow = {"kernel_size": (3, 3), "padding": ((1, 1), (1, 1)), "stride": (1, 1), "dtype": torch.float32}
+    first = list(islice(construct(lambda p: p.depthwise and all(getattr(p, n) == v for n, v in narrow.items())), 40))
+    assert {p.in_channels % 8 for p in first} == {*range(8)}
+    assert {p.input_size[1] % 16 for p in first} == {*range(16)}
+
+
 @pytest.mark.parametrize(
     "narrow",
     [

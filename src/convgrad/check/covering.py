@@ -113,7 +113,8 @@ def _properties(p: ConvProblem) -> list[Hashable]:
     ]
     sizes = {"in": p.in_channels, "out": p.out_channels, "rows": p.input_size[0], "columns": p.input_size[-1]}
     for name, n in sizes.items():
-        labels += [(name, n.bit_length()), (name, "multiple", gcd(n, 8)), (name, "of 64", n % 64 == 0)]
+        modulo = n % (16 if name == "columns" else 8)  # what vectors leave over
+        labels += [(name, n.bit_length()), (name, "modulo", modulo), (name, "of 64", n % 64 == 0)]
     labels += [("output columns", gcd(p.output_size[-1], 8)), ("elements", prod(p.output_shape).bit_length() // 3)]
     return labels
 
