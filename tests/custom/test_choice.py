@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 
 import pytest
@@ -60,6 +62,18 @@ def test_registering_again_replaces() -> None:
     x, w = operands()
     depthwise(x, w)
     assert (first.calls, second.calls) == (0, 1)
+
+
+@pytest.mark.parametrize("requested", [None, "mine"])
+def test_accepts_that_changes_its_answer(requested: str | None) -> None:
+    """Something else runs then, or the request is refused; nothing is asked again and again."""
+    x, w = (t.detach() for t in operands())
+    for answers in ((True, False), (False, True)):
+        calls = itertools.cycle(answers)
+        mine = counted(accepts=lambda p, calls=calls: next(calls))
+        with convgrad.use_backend(requested), contextlib.suppress(BackendError):
+            assert torch.allclose(depthwise(x, w), F.conv2d(x, w, padding=1, groups=8))
+        assert mine.calls <= 1
 
 
 def test_unregister_restores() -> None:

@@ -50,13 +50,11 @@ def choose(
     names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
     steps: tuple[Step, ...] = ()
     if len(names) == 1:
-        name, mine = names.pop(), _preferred(problem, passes, device)
+        name = names.pop()
         if name is not None:
             steps = _by(get_backend(name), "requested by name", problem, outputs, device, requested=True)
-            if not steps and len(passes) == 1:
-                raise BackendError(_refusal(name, problem, passes, device))
-        elif mine is not None:
-            steps = _by(mine, "registered by the user", problem, outputs, device)
+        elif (mine := _registered(problem, outputs, device)) is not None:
+            steps = mine
         else:
             unsettled = False
             if stored and not determinism_demanded(device):
@@ -64,6 +62,8 @@ def choose(
             if not steps:
                 steps = _by_rule(problem, outputs, device)
             steps = tuple(step._replace(unsettled=unsettled) for step in steps)
+        if not steps and len(passes) == 1:
+            raise BackendError(_refusal(name, problem, passes, device))
     return steps or tuple(
         step for p in passes for step in choose(problem, (p,), device, request, now=now, stored=stored)
     )
@@ -80,12 +80,17 @@ def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
     return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
 
 
-def _preferred(problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device) -> Backend | None:
-    """The user's kernel that computes any of these passes, or all at once; of several the one registered last."""
-    wanted: set[Outputs] = {passes, *((p,) for p in passes)}
+def _registered(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
+    """One call of the user's kernel registered last of those that compute any of the passes; no step if it computes
+    them one by one, None if there is none. Of one pass a kernel is asked once: it may not answer the same again.
+    """
+    passes = passes_of(outputs)
     for backend in reversed(backends().values()):
-        if backend.preferred and any(not reasons_against(backend, problem, o, device) for o in wanted):
-            return backend
+        if not backend.preferred:
+            continue
+        steps = _by(backend, "registered by the user", problem, outputs, device)
+        if steps or any(_by(backend, "", problem, (one,), device) for one in passes if len(passes) > 1):
+            return steps
     return None
 
 
@@ -149,11 +154,11 @@ def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tu
 
 def _refusal(requested: str | None, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
     """The message: the reasons of the backend that was requested, else of each."""
-    who, there = "no backend", backends()
+    who, there = "no backend can", backends()
     if requested is not None:
-        who, there[requested] = f"backend {requested!r}", get_backend(requested)  # over a padded copy, perhaps
+        who, there[requested] = f"backend {requested!r} cannot", get_backend(requested)  # over a padded copy, perhaps
     found = {n: reasons_against(b, problem, outputs, device) for n, b in there.items()}
     lines = [f"  {n}: {'; '.join(against)}" for n, against in found.items() if against and requested in (None, n)]
     can = [n for n, against in found.items() if not against]
     these = [f"  these can: {', '.join(can)}"] if can else []
-    return "\n".join([f"{who} cannot compute {'+'.join(outputs)} of {problem} on {device}:", *lines, *these])
+    return "\n".join([f"{who} compute {'+'.join(outputs)} of {problem} on {device}:", *lines, *these])
