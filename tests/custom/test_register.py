@@ -34,6 +34,7 @@ def test_decorator_of_a_class() -> None:
     class Mine:
         forward = staticmethod(forward)
         grad_weight = staticmethod(grad_weight)
+        forward2 = staticmethod(forward)  # a helper, beside the pass that its name is near to
 
     assert isinstance(Mine, type)
     assert convgrad.list_backends()["mine"].passes == ("forward", "grad_weight")
@@ -328,10 +329,15 @@ def test_a_class_without_a_kernel_and_an_unknown_arithmetic_are_refused() -> Non
         @staticmethod
         def foward(input: Tensor, weight: Tensor) -> Tensor: ...
 
-    with pytest.raises(
-        TypeError, match="class Misspelt has no static method forward, grad_input, grad_weight, backward"
-    ):
+    with pytest.raises(TypeError, match="class Misspelt has 'foward', which is no pass: did you mean 'forward'"):
         convgrad.register("misspelt")(Misspelt)
+
+    class Helpers:
+        forward_cuda = _forward = staticmethod(forward)
+        foward = 3
+
+    with pytest.raises(TypeError, match="class Helpers has no static method forward, grad_input, grad_weight, backw"):
+        convgrad.register("misspelt")(Helpers)
 
     class Bound:
         def forward(self, input: Tensor, weight: Tensor) -> Tensor: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -96,6 +97,11 @@ def static_methods(decorated: type) -> dict[Method, Any]:
     if issubclass(decorated, torch.autograd.Function):
         raise TypeError(f"{decorated.__name__} is an autograd.Function: register its kernels, which take no ctx")
     found: dict[Method, Any] = {m: getattr(decorated, m) for m in METHODS if hasattr(decorated, m)}
+    absent = [m for m in METHODS if m not in found]
+    for name in dir(decorated):
+        near = difflib.get_close_matches(name.lower(), absent, 1, cutoff=0.85)
+        if near and name[0] != "_" and callable(getattr(decorated, name)):
+            raise TypeError(f"class {decorated.__name__} has {name!r}, which is no pass: did you mean {near[0]!r}?")
     if not found:
         raise TypeError(f"class {decorated.__name__} has no static method {', '.join(METHODS)}: nothing to register")
     bound = [m for m in found if inspect.isfunction(inspect.getattr_static(decorated, m))]
