@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -152,6 +153,17 @@ def test_a_function_that_never_ends_by_itself() -> None:
     x, w = (t.detach().float() for t in operands())
     with pytest.raises(RecursionError):
         convgrad.conv2d(x, w, padding=1, groups=8)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_what_it_raises_says_where_it_comes_from() -> None:
+    def broken(*_: Any) -> Tensor:
+        raise RuntimeError("device lost")
+
+    convgrad.register("mine", forward=broken, accepts=accepts, verify=False)
+    with pytest.raises(RuntimeError, match="device lost") as caught:
+        depthwise(*operands())
+    assert caught.value.__notes__ == [f"in forward of 'mine', called for {DEPTHWISE.replace(dtype=torch.float64)}"]
 
 
 def test_another_version_of_a_function_that_was_typed_in() -> None:

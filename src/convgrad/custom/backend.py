@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ class CustomBackend(Backend):
             return []
         return [f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"]
 
-    def call(self, what: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    def call(self, what: str, problem: ConvProblem, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call the user's code; `takeover` leaves PyTorch's convolutions in it alone."""
         outer, thread.in_backend = thread.in_backend, True
         try:
@@ -89,6 +90,10 @@ class CustomBackend(Backend):
                 f"{what} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
                 'inside it name another one, with convgrad.use_backend("aten")'
             ) from None
+        except Exception as error:
+            if sys.version_info >= (3, 11):
+                error.add_note(f"in {what} of {self.name!r}, called for {problem}")
+            raise
         finally:
             thread.in_backend = outer
 
@@ -206,7 +211,7 @@ class FunctionsBackend(CustomBackend):
             full = values.copy()
             for i, which in tensors:
                 full[i] = given[which]
-            result = self.call(method, function, full)
+            result = self.call(method, problem, function, full)
             return given[-1] if writes and result is None else result
 
         return call
@@ -269,7 +274,7 @@ class ClassBackend(CustomBackend):
         kernel, what = self._own.bind(problem, outputs), "+".join(outputs)
 
         def stated(*args: Tensor | None) -> Any:
-            results = self.call(what, kernel, args)
+            results = self.call(what, problem, kernel, args)
             given = [t for t in args if t is not None]  # the workspace too, which the next call overwrites
             if len(outputs) == 1:
                 return self._as_stated(results, problem, outputs[0], what, given)
