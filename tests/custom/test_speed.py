@@ -130,12 +130,30 @@ def test_the_layout_that_a_kernel_needs_is_timed(measured: list[Any]) -> None:
     assert {"channels_last" in problem for problem, _ in measured} == {True}
 
 
-def test_one_that_raises_for_a_layer_is_refused(measured: list[Any]) -> None:
+def test_one_that_raises_for_a_layer_is_refused(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that another refusal says; nothing said before that it runs."""
+    monkeypatch.setattr(convgrad.custom, "_verify", lambda *_: ["not verified"])
+
     def small(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         if input.shape[2] == 28:
             raise ValueError("too large")
         return forward(input, weight, p)
 
-    backend = convgrad.register("mine", forward=small, accepts=depthwise, verify=False)
-    with pytest.raises(CheckError, match=f"its forward raised ValueError: too large\n  problem: {LAYER}"):
-        speed.measure(backend, (LAYER,), 1.0)
+    with pytest.raises(CheckError) as caught:
+        convgrad.register("mine", forward=small, accepts=depthwise, problems=[LAYER], seconds=1)
+    first, operands, problem, _, call = str(caught.value).splitlines()
+    assert re.search(r"its forward raised ValueError: too large \(.*test_speed.py:\d+\) \(when it was timed\)", first)
+    assert "it was called with input (2, 32, 28, 28)" in operands
+    assert (problem, str(LAYER) in call) == (f"  the problem: {LAYER}", True)
+
+
+def test_one_that_raises_once_is_refused(measured: list[Any]) -> None:
+    errors = [ValueError("now and then")]
+
+    def flaky(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        if errors:
+            raise errors.pop()
+        return forward(input, weight, p)
+
+    with pytest.raises(CheckError, match=r"its forward raised ValueError: now and then \(when it was timed\)"):
+        convgrad.register("mine", forward=flaky, accepts=depthwise, problems=[LAYER], seconds=1)

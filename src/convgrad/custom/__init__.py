@@ -188,10 +188,10 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     unseen = ["not verified: registered with verify=False"]
     sentences = unseen if seconds is None else _verify(backend, named, seconds)
     backend.note, backend.verified = "; ".join(sentences), all(s.startswith("verified") for s in sentences)
-    if seconds is not None and not backend.verified:
-        warn_user(f"{backend.name!r}{' runs wherever it is usable, and' * backend.preferred} is {backend.note}")
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
     backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
+    if seconds is not None and not backend.verified:  # not before it can be refused
+        warn_user(f"{backend.name!r}{' runs wherever it is usable, and' * backend.preferred} is {backend.note}")
     backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))
     with _lock:
         _check_name(backend.name)

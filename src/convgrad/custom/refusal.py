@@ -66,8 +66,8 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
     )
 
 
-def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) -> str:
-    """What is wrong, what the kernel was called with, and the problem."""
+def wrong(failures: Sequence[CheckResult], hints: Sequence[str], when: str) -> str:
+    """What is wrong, what the kernel was called with, and the problem; ``when`` it was found."""
     failures = [r for r in failures if r.message.startswith(_EXPLAINS_THE_REST)] or failures
     first = failures[0]
     raised = next((r for r in failures if r.message.startswith("it raised")), None)
@@ -76,7 +76,7 @@ def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) ->
         failures, first = [], raised
     else:
         what = "is wrong"
-    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({counted(passed)} passed)"]
+    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({when})"]
     distinct: dict[str, CheckResult] = {}
     for r in failures:
         distinct.setdefault(r.message, r)
@@ -109,7 +109,7 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
         yield _TRANSPOSED
     elif "bound" in names <= {"bound", "bias"}:  # right on integers, so only the rounding is in question
         yield _ROUNDING
-    elif names == {"threads"}:  # by chance, whatever the layout
+    elif names <= {"deterministic", "again", "threads"}:  # of several calls, whatever the layout
         return
     elif layout := _right_layout(backend, failure, repeats):
         yield (
@@ -126,15 +126,12 @@ def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) ->
     if p.ndim == 1 or not {"channels_last", "contiguous"} <= {*backend.layouts}:
         return ""
     other = torch.contiguous_format if p.channels_last else channels_last_of(p.ndim)
-    again = check_problem(
-        backend,
-        p.replace(memory_format=other),
-        failure.output,
-        device=failure.device,
-        repeats=repeats,
-        properties=[failure.property_name],
-    )
-    right = all(r.status == "passed" for r in again)
+    names, statuses = [failure.property_name], []
+    for layout in (other, p.memory_format) * 2:  # twice: a kernel that fails now and then is not told of layouts
+        q = p.replace(memory_format=layout)
+        again = check_problem(backend, q, failure.output, device=failure.device, repeats=repeats, properties=names)
+        statuses += [r.status for r in again]
+    right = statuses == ["passed", "failed"] * 2
     return ("contiguous" if p.channels_last else "channels_last") if right else ""
 
 

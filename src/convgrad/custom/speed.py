@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
 
 from .._compat import warn_user
-from ..check import default_problems, real_layers
+from ..check import check_problem, default_problems, real_layers
 from ..engine import Step, choose, measurements, store, trials, without
 from ..engine.ab_timer import Ratio, compare, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
+from . import refusal
 from .backend import CustomBackend, Timing, in_words
 
 #: How many problems are timed for each way in which a kernel is called.
@@ -102,8 +104,10 @@ def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, devic
         calls = trials(ways, outputs, device)
         once = {"mine": second_call(calls["mine"], device)}
     except Exception as error:  # it has accepted it
-        what = f"its {'+'.join(outputs)} raised {type(error).__name__}: {error}"
-        raise CheckError(f"{backend.name!r} is refused: {what}\n  problem: {problem}") from error
+        [again] = check_problem(backend, problem, outputs[0], device=device, properties=["samples"])
+        if again.status != "failed":
+            again = replace(again, status="failed", message=f"it raised {type(error).__name__}: {error}")
+        raise CheckError(refusal.wrong([again], [], "when it was timed")) from error
     once["theirs"] = second_call(calls["theirs"], device)
     if max(once.values()) > _EACH / 4:
         least = {who: min(once[who], second_call(call, device)) for who, call in calls.items()}

@@ -32,6 +32,7 @@ from ..check import (
 )
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
+from ..tables import counted
 from . import refusal
 from .adapted import ModuleBackend
 from .backend import CustomBackend
@@ -138,7 +139,7 @@ def _note(backend: CustomBackend, verified: Verified, kind: str, *what: Any) -> 
         verified.add(*what)
     elif kind == "failed":
         results, advice = what
-        raise CheckError(refusal.wrong(results, advice, len(verified.passed)))
+        raise CheckError(refusal.wrong(results, advice, f"{counted(len(verified.passed))} passed"))
     elif kind == "nothing":
         output, reasons = what
         raise CheckError(refusal.nothing_accepted(backend, output, reasons, verified.device))
