@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from convgrad import CheckError, ConvProblem
 from convgrad.check import CheckResult
 from convgrad.custom import problems_for
 from convgrad.custom.refusal import advice
+from convgrad.engine import store
 from convgrad.testing import check_backend
 
-from .functions import accepts, grad_weight, passed
+from .functions import DEPTHWISE, accepts, grad_weight, passed
 from .functions import forward as right
 from .planted import when, writing
 
@@ -312,11 +314,31 @@ def test_a_library_that_sets_the_number_of_threads_once() -> None:
 # ---- what is remembered --------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("brief_search")
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of 40 problems, each of which passes in a second and is found in five."""
+    now = [0.0]
+
+    def found(computes: Any, *_: Any, most: int, **__: Any) -> Iterator[ConvProblem]:
+        for channels in range(1, 41):
+            now[0] += 5
+            yield DEPTHWISE.replace(in_channels=channels, out_channels=channels, groups=channels)
+
+    def check(backend: Any, problem: ConvProblem, output: Any, progress: Any, **_: Any) -> list[CheckResult]:
+        progress("exact")
+        now[0] += 1
+        return [CheckResult("steady", problem, output, "exact", "passed")]
+
+    for name, stand_in in (
+        ("time", SimpleNamespace(monotonic=lambda: now[0])), ("construct", found), ("check_problem", check),
+    ):  # fmt: skip
+        monkeypatch.setattr(convgrad.custom.verify, name, stand_in)
+    monkeypatch.setattr(convgrad.custom, "measure", lambda *_: ())
+
+
+@pytest.mark.usefixtures("steady")
 def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same kernel is not checked again, under whatever name; another helper or value is another kernel."""
-    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 1)
-    monkeypatch.setattr(convgrad.custom, "measure", lambda *_: ())
     checked: list[str] = []
     examine = convgrad.custom.verify._in_child
 
@@ -330,7 +352,7 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel = when(lambda x, w, p: False)
         return kernel, lambda p: accepts(p) and p.depthwise and p.kernel_size == (limit, limit)
 
-    options: dict[str, Any] = {"dtypes": torch.float32, "seconds": 0.5}
+    options: dict[str, Any] = {"dtypes": torch.float32, "seconds": 50}
     for name in ("first", "second"):
         kernel, takes = make(3)
         convgrad.register(name, forward=kernel, accepts=takes, **options)
@@ -346,24 +368,37 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked == ["first", *["third"] * 3]
 
 
-@pytest.mark.slow
-def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until enough problems have passed, and then no more than the time given."""
-    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 6)
-    monkeypatch.setattr(convgrad.custom.verify, "_MOST", 8)  # all of them, however slow this machine is now
-    takes = partial(_depthwise_of, 6)
-    first = convgrad.register("right", forward=right, accepts=takes, seconds=0.01)
-    assert not first.verified
-    second = convgrad.register("right", forward=right, accepts=takes, seconds=0.01)
-    assert passed(second) > passed(first)
-    long = convgrad.register("right", forward=right, accepts=takes, problems=["g6ic6ih9oc6kh3"], seconds=100)
-    assert long.verified
+@pytest.mark.usefixtures("steady")
+def test_it_goes_on_until_the_list_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are needed are checked in any case; the search costs none of the time, nor does the first problem."""
+    kernel = when(lambda x, w, p: False)
+
+    def note(seconds: float) -> str:
+        return convgrad.register("right", forward=kernel, accepts=accepts, seconds=seconds).note
+
+    assert note(10) == "verified on 30 of 40 problems; more did not fit into 10 s"
+    with monkeypatch.context() as patched:  # a worker, and one of several processes
+        patched.setattr(convgrad.custom.verify.multiprocessing, "parent_process", lambda: "there")
+        assert note(10).startswith("verified on 30 of 40 problems")
+    with store.alone():
+        assert note(10).startswith("verified on 30 of 40 problems")
+    with monkeypatch.context() as patched:
+        patched.setattr(convgrad.custom.verify._Budget, "allows", lambda *_: False)
+        assert note(4).startswith("verified on 30 of 40 problems")
+    with monkeypatch.context() as patched:  # so there is no sense in trying that again
+        patched.setattr(convgrad.custom.verify, "_examine", None)
+        assert note(4).startswith("verified on 30 of 40 problems")
+    assert re.match(r"verified on 3[1-9] of 40 problems; more did not fit into 5 s", note(5))
+    assert note(10) == "verified on 40 problems"
     monkeypatch.setattr(convgrad.custom.verify, "_examine", None)
-    assert convgrad.register("right", forward=right, accepts=takes, seconds=1).note.startswith("verified on ")
+    assert note(100) == "verified on 40 problems"
 
 
-def _depthwise_of(channels: int, p: ConvProblem) -> bool:
-    return accepts(p) and p.depthwise and p.in_channels == channels and p.kernel_size == (3, 3) and p.batch < 4
+@pytest.mark.usefixtures("steady")
+def test_too_little_time_is_no_endless_check() -> None:
+    with pytest.warns(UserWarning, match="is not verified"):
+        backend = convgrad.register("right", forward=when(lambda *_: False), accepts=accepts, seconds=2)
+    assert re.match(r"not verified: [67] problems passed, 30 are needed; no more fitted into 2 s", backend.note)
 
 
 @pytest.mark.usefixtures("brief_search")
@@ -418,14 +453,21 @@ def test_one_device_of_two_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_advice() -> None:
-    backend = convgrad.register("mine", forward=right, accepts=accepts, verify=False, prefer=False)
+    fails = itertools.repeat(True)
+
+    def contiguous(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        return right(x, w, p) * (1 + (p.channels_last and next(fails)))
+
+    backend = convgrad.register("mine", forward=contiguous, accepts=accepts, verify=False, prefer=False)
     p = ConvProblem.parse("g8mb2ic8ih9oc8kh3ph1 channels_last")
 
     def hints(*failed: str, message: str = "") -> list[str]:
         return list(advice(backend, [CheckResult("mine", p, "forward", n, "failed", message) for n in failed], 1))
 
-    assert hints("threads") == []  # it passes when it is asked again, in any layout
+    assert hints("threads") == hints("again", "threads") == []  # other bits at another call, in any layout
     assert "it is right where the same tensors are contiguous" in hints("exact")[0]
+    fails = itertools.cycle((True, False))
+    assert hints("exact") == []  # now and then
     assert "deterministic=False" in hints("deterministic", "again", message="run 2 of 3 gave other bits")[0]
     assert 'devices="cuda"' in hints("memory", message="it raised RuntimeError: 0 active drivers ([]).")[0]
 

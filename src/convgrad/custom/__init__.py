@@ -79,7 +79,8 @@ def register(
             ``"output_mask[:2]"``, or problem, which has all of these; anything but a string is passed as it is. One
             for all functions, or one for each. A function that takes the padding is not called where its sides differ.
         accepts: a function of the problem that says whether the functions can compute it: True, False, or the reason
-            why not as a sentence. One for all functions, or one for each. None: every problem.
+            why not as a sentence; for one problem always the same. One for all functions, or one for each. None: every
+            problem.
         layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
             these. "strided": any strides, without a copy; "any": lazily conjugated or negated too.
         devices: one or several types of device on which they run; None: any.
@@ -90,8 +91,9 @@ def register(
             "low-precision accumulation" (in the dtype of the operands; not of float32 operands in bfloat16).
         prefer: use them wherever they are accepted; False: only where requested, as by ``backend="mine"``.
         verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
-        seconds: how long the check may take, without loading and compiling at the first call. With fewer than 30
-            problems of an output the kernel is registered as not verified; the next time, the check continues.
+        seconds: how long the check may take, without loading and compiling at the first call and the search for
+            problems; until 30 problems of each output have passed, three times that. With fewer the kernel is
+            registered as not verified. The next time, the check continues.
         problems: one or several problems to check first, as `ConvProblem` or as text; needed if the check finds none
             that the kernel accepts.
 

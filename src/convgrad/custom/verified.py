@@ -2,13 +2,12 @@
 
 So a script that registers a kernel pays for its check once, on this machine, until something changes: the kernel, what
 its code refers to, convgrad, PyTorch, Python or the processor. A check that ran out of time goes on at the next
-registration, as long as too few problems have passed or more time is given.
+registration, until every problem is checked or the others do not fit into the time given.
 """
 
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,6 +25,7 @@ from .source import fingerprint
 #: A kernel with fewer problems of an output is not verified.
 FLOOR: Final = 30
 _KIND: Final = "verified"
+_KEPT: Final = ("passed", "named", "left", "tried", "alone")
 #: What does not change the results of a backend.
 _ASIDE = ("name", "summary", "source", "verified", "note", "timings", "version", "preferred", "capture_safe")
 
@@ -47,10 +47,10 @@ class Verified:
     passed: dict[str, None] = field(default_factory=dict)
     #: Problems that the user named.
     named: list[str] = field(default_factory=list)
-    #: Whether every problem that was found was checked.
-    complete: bool = False
-    #: Seconds.
-    spent: float = 0.0
+    #: How many problems were found that were not checked; None where nobody knows.
+    left: int | None = None
+    #: In so many seconds no further problem could be checked.
+    tried: float = 0.0
     #: Why it was checked in this process and not in a child; empty if it was in a child.
     alone: str = ""
 
@@ -63,12 +63,12 @@ class Verified:
         found = store.read(_KIND, key) if key else None
         if not isinstance(found, dict):
             return cls(outputs_of(backend), device, key)
-        return cls(outputs_of(backend), device, key, **{**found, "passed": dict.fromkeys(found["passed"])})
+        kept = {n: found[n] for n in _KEPT if n in found}
+        return cls(outputs_of(backend), device, key, **{**kept, "passed": dict.fromkeys(found["passed"])})
 
     def remember(self) -> None:
         if self.key:
-            names = ("named", "complete", "spent", "alone")
-            store.write(_KIND, self.key, {"passed": [*self.passed], **{n: getattr(self, n) for n in names}})
+            store.write(_KIND, self.key, {n: getattr(self, n) for n in _KEPT} | {"passed": [*self.passed]})
 
     def has(self, output: Output, problem: ConvProblem) -> bool:
         return f"{output} {problem}" in self.passed
@@ -76,24 +76,30 @@ class Verified:
     def add(self, output: Output, problem: ConvProblem) -> None:
         self.passed[f"{output} {problem}"] = None
 
-    def enough(self, named: Sequence[ConvProblem], seconds: float) -> bool:
-        """Whether nothing is left to check, of these problems and in this time."""
-        done = self.complete or (self.spent >= seconds and not self._fewest()[1])
+    def few(self, output: Output) -> bool:
+        """Whether too few problems of an output have passed."""
+        return self._count(output) < FLOOR
+
+    def enough(self, named: Sequence[ConvProblem], seconds: float, goes_on: bool) -> bool:
+        """Whether nothing is left to check, of these problems and in this time, or for now what has passed will do.
+
+        Args:
+            goes_on: whether a check that ran out of time goes on here although enough problems have passed.
+        """
+        done = self.left == 0 or not (any(map(self.few, self.outputs)) or (goes_on and seconds > self.tried))
         return done and {*map(str, named)} <= {*self.named}
 
     def sentence(self, seconds: float) -> str:
         """What was checked, in words that begin with "verified" or "not verified"."""
-        n, few = len(self.passed), self._fewest()
+        n, fewest = len(self.passed), min(self.outputs, key=self._count)
         rest = f"; it was checked in this process: {self.alone}" if self.alone else ""
-        if few[1]:
-            why = "it accepts no more that could be found" if self.complete else f"no more fitted into {seconds:g} s"
-            right = counted(few[0]) + (f" of {few[1]}" if len(self.outputs) > 1 else "")
+        if self.few(fewest):
+            why = f"no more fitted into {seconds:g} s" if self.left != 0 else "it accepts no more that could be found"
+            right = counted(self._count(fewest)) + (f" of {fewest}" if len(self.outputs) > 1 else "")
             return f"not verified: {right} passed, {FLOOR} are needed; {why}{rest}"
-        more = "" if self.complete else f"; more did not fit into {seconds:g} s"
-        return f"verified on {n} problems{more}{rest}"
+        if self.left:
+            return f"verified on {n} of {n + self.left} problems; more did not fit into {seconds:g} s{rest}"
+        return f"verified on {n} problems{rest}"
 
-    def _fewest(self) -> tuple[int, str]:
-        """The least number of problems of an output that passed, and that output if they are too few (else "")."""
-        counts = Counter(key.partition(" ")[0] for key in self.passed)
-        fewest = min(self.outputs, key=lambda o: counts[o])
-        return counts[fewest], fewest if counts[fewest] < FLOOR else ""
+    def _count(self, output: Output) -> int:
+        return sum(key.startswith(f"{output} ") for key in self.passed)

@@ -6,6 +6,7 @@ hang is a result like others. What passed is remembered under a digest of the ke
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from ..check import (
     outputs_of,
     why_not_in_child,
 )
+from ..engine import store
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
 from ..tables import counted
@@ -52,8 +54,12 @@ _OF_LARGE = ("samples", "deterministic")
 _ENDS_THE_PROCESS = ("pages",)
 #: The first few are checked whole even if they are large, for a kernel that accepts no others.
 _WHOLE, _MOST_WHOLE = 3, 30_000_000
-#: Part of the time that may go into the search for problems of an output, or seconds if that is more.
+#: So many times the given time may go into the problems that are needed: a busy machine lets no bugs through.
+_OVERTIME: Final = 3
+#: Seconds that the search for problems of an output may take beside that time: a part of it, or this if it is more.
 _SEARCH, _LEAST_SEARCH = 0.3, 10.0
+#: What any problem costs at least.
+_LEAST_COST: Final = cost(ConvProblem.parse("ic1iw1oc1kw1"))
 #: Seconds that one call may take; at first, and while problems are searched for, it may be more.
 _PATIENCE, _FIRST_PATIENCE = 30.0, 90.0
 #: So many calls of ``accepts`` may take that long, not the whole search, which is slow on a busy machine.
@@ -69,7 +75,7 @@ def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float)
     Args:
         named: problems that the user names, checked first.
         seconds: how long it may take on each type of device; no problem is begun that does not fit in. The first one is
-            not counted: it waits for what is loaded and compiled when the kernel is first called.
+            not counted: it waits for what is loaded and compiled when the kernel is first called. Nor is the search.
 
     Returns:
         What was checked on each type of device, as sentences that begin with "verified" or "not verified".
@@ -82,27 +88,34 @@ def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float)
 
 def _on_device(backend: CustomBackend, device: str, named: Sequence[ConvProblem], seconds: float) -> str:
     verified = Verified.remembered(backend, device)
-    if verified.enough(named, seconds):
-        return verified.sentence(seconds)
+    with store.alone() as alone:  # of many processes that begin together, one goes on with a check, and no worker does
+        if not verified.enough(named, seconds, alone and multiprocessing.parent_process() is None):
+            _go_on(backend, named, seconds, verified)
+    return verified.sentence(seconds)
+
+
+def _go_on(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float, verified: Verified) -> None:
+    """Check what is left to check, for this long, and remember it."""
+    device, before = verified.device, len(verified.passed)
     verified.alone = why_not_in_child() if device == "cpu" else f"{device} does not outlive a fork"
-    start, threads = time.monotonic(), torch.get_num_threads()
+    threads = torch.get_num_threads()
     examine = partial(_examine, backend, named, seconds, verified)
     if verified.alone or not _in_child(backend, examine, verified):
         try:
             examine(partial(_note, backend, verified))
         finally:
             torch.set_num_threads(threads)
-    verified.spent += time.monotonic() - start
+    if len(verified.passed) == before:
+        verified.tried = max(verified.tried, seconds)
     verified.named = sorted({*verified.named, *map(str, named)})
     verified.remember()
-    return verified.sentence(seconds)
 
 
 # ---- what happens --------------------------------------------------------------------------------
 
 #: A kind, and what belongs to it: "doing", the output, the problem and the property that is looked at next (None and ""
 #: while problems are searched for); "passed", the output and the problem; "failed", the results and what to do;
-#: "nothing", the output that accepts no problem, and the reasons; "over", whether every problem was reached.
+#: "nothing", the output that accepts no problem, and the reasons; "over", how many problems are left (None: unknown).
 Send = Callable[..., None]
 
 
@@ -144,7 +157,7 @@ def _note(backend: CustomBackend, verified: Verified, kind: str, *what: Any) -> 
         output, reasons = what
         raise CheckError(refusal.nothing_accepted(backend, output, reasons, verified.device))
     elif kind == "over":
-        (verified.complete,) = what
+        (verified.left,) = what
 
 
 # ---- the checks ----------------------------------------------------------------------------------
@@ -159,12 +172,15 @@ def _examine(
     queues: dict[Output, Iterator[Any]] = {
         o: _problems(backend, device, o, named, search, found, partial(send, "doing", o, None, "")) for o in outputs
     }
-    budget, numbers, complete = _Budget(seconds), Counter[Output](), True
+    budget, numbers, left = _Budget(seconds), Counter[Output](), 0
     several = max(2, torch.get_num_threads())  # kernels may share work among threads
     while queues:
         for output, queue in [*queues.items()]:
-            if numbers[output] and budget.spent:  # the first problem of each output is checked in any case
-                complete = False
+            number, needed = numbers[output], verified.few(output)
+            if number and budget.spent(needed):  # the first problem of each output is checked in any case
+                # Where many have passed the search is over, and the others can be counted.
+                more = None if needed else sum(not verified.has(output, p) for p in queue)
+                left = None if left is None or more is None else left + more
                 del queues[output]
                 continue
             send("doing", output, None, "")
@@ -174,13 +190,12 @@ def _examine(
                 if problem is not None:
                     send("nothing", output, problem)
                 continue
-            number = numbers[output]
             numbers[output] += 1
-            if verified.has(output, problem):
+            if number and verified.has(output, problem):  # the first one is run again, to load
                 continue
             large = is_large(problem) and (number >= _WHOLE or problem.flops > _MOST_WHOLE)
-            if number and not budget.allows(problem, large):
-                complete = False
+            if number and not budget.allows(problem, large, needed):
+                left = None if left is None else left + 1
                 continue
             begun: list[float] = []  # of each property, and of each call in it
             results = check_problem(
@@ -199,8 +214,9 @@ def _examine(
                 return
             budget.took(begun, problem, large)
             if any(r.status == "passed" for r in results):
+                verified.add(output, problem)
                 send("passed", output, problem)
-    send("over", complete)
+    send("over", left)
 
 
 def _doing(send: Send, begun: list[float], output: Output, problem: ConvProblem, name: str) -> None:
@@ -261,28 +277,35 @@ def _in_parallel(number: int, problem: ConvProblem, large: bool) -> bool:
 
 
 class _Budget:
-    """The time, and how much of it problems take."""
+    """The time for checks, not for what is between them, and how much of it problems take."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._end = seconds, float("inf")
+        self._seconds, self._spent = seconds, 0.0
         self._took: dict[bool, tuple[float, float]] = {}  # of large ones or of others: seconds, and what was expected
-        self._first = 0.0  # the same ratio of the first one
+        self._first: float | None = None  # the same ratio of the first one
 
-    @property
-    def spent(self) -> bool:
-        return time.monotonic() > self._end
+    def spent(self, needed: bool) -> bool:
+        """Whether no problem fits in."""
+        return not self._fits(self._expected(_LEAST_COST, large=False), needed)
 
-    def allows(self, problem: ConvProblem, large: bool) -> bool:
+    def allows(self, problem: ConvProblem, large: bool, needed: bool) -> bool:
         """Whether the problem fits into the time that is left; a large one may take a quarter of all."""
-        took, expected = self._took.get(large, (0.0 if large else self._first, 1.0))
-        seconds = took / expected * cost(problem)
-        return time.monotonic() + seconds <= self._end and (not large or seconds <= self._seconds / 4)
+        seconds = self._expected(cost(problem), large)
+        return self._fits(seconds, needed and not large) and (not large or seconds <= self._seconds / 4)
+
+    def _fits(self, seconds: float, needed: bool) -> bool:
+        return self._spent + seconds <= self._seconds * (_OVERTIME if needed else 1)
+
+    def _expected(self, cost: float, large: bool) -> float:
+        took, expected = self._took.get(large, (self._first or 0.0, 1.0))
+        return took / expected * cost
 
     def took(self, begun: Sequence[float], problem: ConvProblem, large: bool) -> None:
         now = time.monotonic()
-        if self._end == float("inf"):  # its first call may have loaded and compiled, those after it have not
-            self._end = now + self._seconds
+        if self._first is None:  # its first call may have loaded and compiled, those after it have not
             self._first = (now - (begun[2:] or [now])[0]) / cost(problem)
         else:
+            seconds = now - (begun or [now])[0]
             took, expected = self._took.get(large, (0.0, 0.0))
-            self._took[large] = (took + now - (begun or [now])[0], expected + cost(problem))
+            self._took[large] = (took + seconds, expected + cost(problem))
+            self._spent += seconds
