@@ -63,6 +63,17 @@ def test_what_was_not_chosen_is_named_and_no_line_is_wider_than_a_terminal() -> 
     assert all(f"{r.output:<11}  {r.backend}" in everything for r in e.rows)
 
 
+def test_a_kernel_of_the_users_that_cannot_is_shown_with_the_reason() -> None:
+    def against(self: object, problem: ConvProblem, outputs: object, device: object) -> list[str]:
+        return ["it takes even widths"] if problem.groups == P.groups else []
+
+    register(around(ReferenceBackend, lambda kernel, *_: kernel, name="odd", candidate=False, reasons_against=against))
+    assert str(explain_problem(P)).count("it takes even widths") == 3
+    e = explain_problem(P.replace(groups=1))
+    assert "odd could too" in " ".join(str(e).split())
+    assert "\nforward  odd" not in str(e)
+
+
 def test_a_request_is_explained() -> None:
     with use_backend("reference"):
         e = explain_problem(P, ["grad_weight"])

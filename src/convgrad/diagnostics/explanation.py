@@ -8,7 +8,7 @@ from functools import cached_property
 from html import escape
 from typing import Any, ClassVar
 
-from ..backends import COPY
+from ..backends import COPY, built_in
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
@@ -151,10 +151,15 @@ class Explanation(Drawn):
 
         Args:
             width: the most that a line may have.
-            everything: a row for every backend; otherwise those that were not chosen are only named, except ATen and
-                what was measured.
+            everything: a row for every backend; otherwise those that were not chosen are only named, except ATen, what
+                was measured, and the user's kernels that cannot.
         """
-        shown = [r for r in self.rows if everything or r.chosen or r.by_aten or r.seconds is not None]
+        ours = {backend.name for backend in built_in()}
+        shown = [
+            r for r in self.rows
+            if everything or r.chosen or r.by_aten or r.seconds is not None
+            or not (r.usable or r.backend.removesuffix(COPY) in ours)
+        ]  # fmt: skip
         head, table = f"{self.problem}\non {self.machine}\n{self.summary}", text_table(self._table(shown), width=width)
         rest = self._named([r for r in self.rows if r not in shown])
         rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
