@@ -22,6 +22,7 @@ from tests.check.broken import around
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli.app import run
+from convgrad.diagnostics import measure_limits
 from convgrad.engine import Found, register
 from convgrad.problem import ConvProblem
 
@@ -81,6 +82,15 @@ def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
     printed = shown(capsys, "info", "--all")
     for words in ("depthwise on", "groups of 4 channels", "it runs on GPUs", "rows left over", "verified"):
         assert words in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's would be measured too")
+def test_limits_are_measured_again_in_every_dtype_that_is_stored(capsys, monkeypatch) -> None:
+    measure_limits(torch.float64)
+    measured: list[torch.dtype] = []
+    monkeypatch.setattr("convgrad.diagnostics.measure_limits", lambda dtype, device: measured.append(dtype))
+    shown(capsys, "info", "--measure")
+    assert measured == [torch.float32, torch.float64]
 
 
 # ---- explain -------------------------------------------------------------------------------------

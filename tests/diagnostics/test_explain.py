@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,9 @@ def test_measuring() -> None:
     part = e.of_limit(chosen)
     assert part is not None
     assert 0 < part < 5
+    for part, said in ((1.04, False), (1.5, True)):
+        fast = replace(e, rows=(replace(chosen, seconds=(e.limit_seconds or 0) / part),))
+        assert ("convgrad info --measure" in " ".join(str(fast).split())) == said
     assert "measured on this CPU" in " ".join(str(e).split())
     if torch.backends.mkldnn.is_available():
         aten = next(r for r in e.rows if r.backend == "aten")

@@ -3,9 +3,12 @@
 import torch
 
 import convgrad
+from convgrad.diagnostics import Limits
 from convgrad.engine import Event
-from convgrad.models import Usage
+from convgrad.models import Usage, UsageRow, known_limits
 from convgrad.problem import ConvProblem
+
+P = "g4mb2ic4ih9oc4kh3ph1"
 
 
 def test_the_most_expensive_comes_first() -> None:
@@ -26,3 +29,29 @@ def test_what_runs_after_the_block_is_not_counted() -> None:
         convgrad.conv1d(x, w)
     convgrad.conv1d(x, w)
     assert [row.calls for row in usage.rows] == [1]
+
+
+def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
+    def seconds(milliseconds: float, dtype: str = "") -> UsageRow:
+        row = UsageRow(ConvProblem.parse(P + dtype), ("forward",), "aten", "cpu", calls=1)
+        row.latest.append(milliseconds * 1e-3)
+        return row
+
+    p, measured = ConvProblem.parse(P), []
+    busy, idle = (Limits(1e30, p.flops * per_second, "float32", "made up") for per_second in (500.0, 2000.0))
+    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: idle if measured else busy)
+    monkeypatch.setattr("convgrad.models.usage.measure_limits", measured.append)
+    assert known_limits([seconds(2.5), seconds(2.0)]) == [busy, busy]  # 2 ms at best
+    assert known_limits([seconds(1.0)], measure=False) == [busy]
+    assert known_limits([seconds(2.5), seconds(1.0), seconds(0.9)]) == [idle] * 3
+    assert measured == [torch.float32]
+
+
+def test_a_table_that_exceeds_the_limit_says_how_to_measure_it_again(monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: Limits(1e30, 1e6, "float32", "made up"))
+    p = ConvProblem.parse(P)
+    for part, said in ((1.04, False), (1.5, True)):
+        usage = Usage()
+        usage(Event(p, ("forward",), "reference", "cpu", "", (), p.flops / 1e6 / part))
+        assert ("convgrad info --measure" in usage.table()) == said
+        assert max(map(len, usage.table(width=60).splitlines())) <= 60

@@ -7,10 +7,8 @@ import torch
 
 import convgrad
 from convgrad.diagnostics import Limits
-from convgrad.models import Usage, UsageRow, observe_aten
-from convgrad.problem import ConvProblem
+from convgrad.models import Usage, observe_aten
 from convgrad.report import profile_table
-from convgrad.report.assembled import limits_for
 from convgrad.report.rows import read_table, row_of
 
 P = "g4mb2ic4ih9oc4kh3ph1"
@@ -97,18 +95,3 @@ def test_the_first_calls_hardly_count_but_in_the_total() -> None:
     assert (row_of(seen).milliseconds, row_of(seen).total) == (1.0, 9004.0)
     assert (row_of(seen, calls=2).calls, row_of(seen, calls=2).total) == (2, 2.0)  # two belong to a step
     assert (row_of(seen, calls=0.25).calls, row_of(seen, calls=0.25).total) == (1, 0.25)  # by chance in one of four
-
-
-def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
-    def seconds(milliseconds: float, dtype: str = "") -> UsageRow:
-        row = UsageRow(ConvProblem.parse(P + dtype), ("forward",), "aten", "cpu", calls=1)
-        row.latest.append(milliseconds * 1e-3)
-        return row
-
-    p, measured = ConvProblem.parse(P), []
-    busy, idle = (Limits(1e30, p.flops * per_second, "float32", "made up") for per_second in (500.0, 2000.0))
-    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: idle if measured else busy)
-    monkeypatch.setattr("convgrad.report.assembled.measure_limits", measured.append)
-    assert limits_for([seconds(2.5), seconds(2.0)]) == [busy, busy]  # 2 ms at best
-    assert limits_for([seconds(2.5), seconds(1.0), seconds(0.9)]) == [idle] * 3
-    assert measured == [torch.float32]

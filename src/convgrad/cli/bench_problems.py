@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..check import check_problem, shrunk
-from ..diagnostics import Machine, limits_of
+from ..diagnostics import BEYOND, TOO_LOW, Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
@@ -101,6 +101,8 @@ def run_problems(
         interrupted = True
         say("convgrad: interrupted", sys.stderr)
     say(_HOW_TO_READ if lines else "nothing could be timed")
+    if any((line.of_limit or 0) > BEYOND for line in lines):
+        say(TOO_LOW)
     say(conditions(str(place)))
     rows = [asdict(line) for line in lines]
     if as_csv is not None:

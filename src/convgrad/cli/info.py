@@ -39,10 +39,14 @@ def info(
     """
     import torch
 
-    from ..diagnostics import measure_limits
+    from ..diagnostics import Machine, limits_of, measure_limits
+    from ..problem_text import DTYPES
 
-    if again:
-        measure_limits(torch.float32)
+    for kind in ["cpu", *["cuda"] * torch.cuda.is_available()] if again else []:
+        device = torch.device(kind)
+        known = [dtype for dtype in DTYPES.values() if limits_of(Machine.here(device), dtype)]
+        for dtype in dict.fromkeys([torch.float32, *known]):
+            measure_limits(dtype, device)
     data = gather()
     if as_json:
         say_json("info", data)

@@ -13,7 +13,7 @@ from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .pictures import Drawn, Point, by_pytorch
-from .roofline import Limits
+from .roofline import BEYOND, TOO_LOW, Limits
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,7 @@ class Explanation(Drawn):
         head, table = f"{self.problem}\non {self.machine}\n{self.summary}", text_table(self._table(shown), width=width)
         rest = self._named([r for r in self.rows if r not in shown])
         rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
+        rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
         return "\n".join(text if width is None else wrapped(text, width) for text in (head, table, *rest))
 
     def _named(self, rows: Sequence[Answer]) -> list[str]:

@@ -20,6 +20,13 @@ from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
 from .aten_rules import Machine
 from .aten_rules.call import short
 
+#: What is above this part of the limit shows that the limit is too low: a little above is noise.
+BEYOND = 1.05
+TOO_LOW = (
+    "Above 100 %, the limit that is stored is too low, for this machine was busy when it was measured (convgrad info "
+    "--measure does it again), or the operands came from a cache."
+)
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,10 +12,19 @@ from typing import Any
 import torch
 
 from .._compat import lock_over_forks
-from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
+from ..diagnostics import (
+    BEYOND,
+    TOO_LOW,
+    Limits,
+    Machine,
+    kernel_of_event,
+    limits_of,
+    measure_limits,
+    select_conv_backend,
+)
 from ..engine import Event, observers
 from ..problem import ConvProblem, Outputs, shown_outputs
-from ..tables import csv_text, text_table
+from ..tables import csv_text, text_table, wrapped
 
 _HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 _NUMBERS = ("calls", "total ms", "mean ms", "share", "of limit")
@@ -121,11 +130,17 @@ class Usage:
 
     def table(self, *, width: int | None = None) -> str:
         """One line for each convolution and output, the most expensive first; no wider than ``width``."""
+        cells = self.cells()
         lines = [
             (str(calls), *names, f"{total:.2f}", f"{mean:.4f}", f"{share:.1%}", "" if of is None else f"{of:.0%}", text)
-            for calls, *names, total, mean, share, of, text in self.cells()
+            for calls, *names, total, mean, share, of, text in cells
         ]
-        return text_table([_HEAD, *lines], right=_NUMBERS, width=width) if lines else "no convolution ran"
+        if not lines:
+            return "no convolution ran"
+        table = text_table([_HEAD, *lines], right=_NUMBERS, width=width)
+        if not any((of or 0) > BEYOND for *_, of, _ in cells):
+            return table
+        return f"{table}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"
 
     def to_csv(self) -> str:
         """The table as CSV, its numbers as they are: milliseconds and fractions."""
@@ -144,8 +159,12 @@ def _full_name(event: Event) -> str:
     return f"aten {chosen.backend}"
 
 
-def known_limits(rows: Iterable[UsageRow], measure: bool = True) -> list[Limits | None]:
-    """For each row, what its device can do at best in its dtype; None where that is not known."""
+def known_limits(rows: Sequence[UsageRow], measure: bool = True) -> list[Limits | None]:
+    """For each row, what its device can do at best in its dtype; None where that is not known.
+
+    Args:
+        measure: what is not known; and a CPU's again where a row is faster than it allows: it was busy then.
+    """
 
     @cache
     def known(device: str, dtype: torch.dtype) -> Limits | None:
@@ -154,4 +173,13 @@ def known_limits(rows: Iterable[UsageRow], measure: bool = True) -> list[Limits 
         except (ValueError, RuntimeError):
             return None
 
-    return [known(row.device, row.problem.dtype) for row in rows]
+    found = [known(row.device, row.problem.dtype) for row in rows]
+    beyond = {
+        row.problem.dtype: None
+        for row, limits in zip(rows, found, strict=True)
+        if measure and limits and row.device == "cpu"
+        and limits.seconds(row.problem, row.outputs) > BEYOND * row.median_seconds
+    }  # fmt: skip
+    for dtype in beyond:
+        measure_limits(dtype)
+    return known_limits(rows, measure=False) if beyond else found

@@ -10,39 +10,17 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..diagnostics import Limits, measure_limits
+from ..diagnostics import BEYOND, TOO_LOW, Limits
 from ..engine import active, choose
 from ..engine.ab_timer import conditions
-from ..models import UsageRow, known_limits
+from ..models import UsageRow
 from .profile import Cost, Profile, Row
 
 Stage = Callable[[str], object]
 
-_BEYOND = 1.05  # of the limit
-_BUSY = (
-    "More than 100 % of the limit: the operands came from a cache, or this machine is always busy when it is measured."
-)
-
 
 def quiet(_: str) -> None:
     """Tell nobody what is being done."""
-
-
-def limits_for(rows: Sequence[UsageRow]) -> list[Limits | None]:
-    """For each row, what its device can do at best.
-
-    A CPU that was measured before is measured again where a row is faster than that allows: it was busy then.
-    """
-    found = known_limits(rows)
-    beyond = {
-        row.problem.dtype: None
-        for row, limits in zip(rows, found, strict=True)
-        if limits and row.device == "cpu"
-        and limits.seconds(row.problem, row.outputs) > _BEYOND * row.median_seconds
-    }  # fmt: skip
-    for dtype in beyond:
-        measure_limits(dtype)
-    return known_limits(rows) if beyond else found
 
 
 def reasoned(row: UsageRow) -> UsageRow:
@@ -67,8 +45,8 @@ def assembled(
     **rest: Any,
 ) -> Profile:
     """A profile, its costs in order, with what is known of where and when it was made; the rest are its fields."""
-    if any((row.of_limit or 0) > _BEYOND for row in rows):
-        notes = [*notes, _BUSY]
+    if any((row.of_limit or 0) > BEYOND for row in rows):
+        notes = [*notes, TOO_LOW]
     return Profile(
         rows=tuple(rows),
         costs=tuple(sorted(costs, key=lambda cost: -cost.milliseconds)),

@@ -19,6 +19,7 @@ from ..models import (
     UsageRow,
     accelerate_,
     copied,
+    known_limits,
     observe_aten,
     spatial_convolutions,
     to_channels_last,
@@ -26,7 +27,7 @@ from ..models import (
     why_it_fails,
 )
 from ..problem import ConvProblem
-from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded
+from .assembled import Stage, assembled, quiet, reasoned, rounded
 from .costs import costs_of_layout, costs_of_rows
 from .page import shown
 from .profile import Profile, Row, Variant
@@ -217,7 +218,7 @@ def _observed(
                 steps[name]()
     pytorch = {_same(row): row.median_seconds for row in stock.rows}
     seen = [*map(reasoned, ours.rows)]
-    limits = limits_for(seen)
+    limits = known_limits(seen)
     rows = []
     for row, limit in zip(seen, limits, strict=True):
         layers = names.get(_plain(row.problem), ())

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..models import Usage, run_script
-from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded
+from ..models import Usage, known_limits, run_script
+from .assembled import Stage, assembled, quiet, reasoned, rounded
 from .costs import costs_of_rows
 from .page import shown
 from .profile import Profile, Variant
@@ -39,7 +39,7 @@ def profile_script(
         raise ValueError(f"{script} computed no convolution (its exit status is {status}{hint})")
     stage("measuring what this machine can do at best")
     seen = usage.rows if stock else [*map(reasoned, usage.rows)]
-    limits = limits_for(seen)
+    limits = known_limits(seen)
     rows = sorted(map(row_of, seen, limits), key=lambda row: -row.total)
     stage("timing other backends for the most expensive convolutions")
     until = time.perf_counter() + 0.9 * seconds
