@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 import convgrad
 from convgrad.engine import plan_for
-from convgrad.models import accelerate, accelerate_, worth
+from convgrad.models import accelerate, accelerate_, observe_aten, worth
 
 from .modules import OURS, fingerprint, image, same
 from .taken_over import world_of_one
@@ -24,6 +24,15 @@ def test_a_layer_that_cannot_gain_stays_stock_and_says_for_what_sizes():
     assert type(model[0]) is nn.Conv2d
     with convgrad.use_backend(OURS):
         assert accelerate_(model, example_inputs=(image(),)).replaced
+
+
+def test_what_is_tried_is_not_recorded():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), convgrad.nn.Conv2d(4, 4, 1))
+    with observe_aten(), convgrad.trace() as t:
+        accelerate_(model, "auto", example_inputs=image())
+        assert not t.records
+        model(image())
+    assert len(t) == 2
 
 
 def test_a_layer_that_the_examples_never_reach_is_left():

@@ -6,7 +6,7 @@ from ..backends import built_in
 from . import measurements, store
 from .cache import generation, plans, remember
 from .choice import BY_RULE, choose
-from .events import Event, observed, observers, observing, thread
+from .events import Event, observed, observers, observing, thread, unobserved
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul
 from .measurer import check_with, measure_now, steps_of

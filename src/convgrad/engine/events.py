@@ -42,12 +42,25 @@ def observing(observer: Callable[[Event], object]) -> Generator[None, None, None
 
 
 class _Thread(threading.local):
-    """Whether this thread is inside one of our computations: a convolution of PyTorch's there is a part of it."""
+    """What this thread is doing."""
 
+    #: It is inside one of our computations: a convolution of PyTorch's there is a part of it.
     in_backend: bool = False
+    #: What it computes is a trial of ours, of which no observer is told.
+    unobserved: bool = False
 
 
 thread = _Thread()
+
+
+@contextmanager
+def unobserved() -> Generator[None, None, None]:
+    """Tell no observer of the calls of this thread in this block: the user did not ask for them."""
+    outer, thread.unobserved = thread.unobserved, True
+    try:
+        yield
+    finally:
+        thread.unobserved = outer
 
 
 def observed(
@@ -74,6 +87,6 @@ def observed(
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start
     event = Event(problem, outputs, backend, str(device), reason, copies, seconds)
-    for observer in tuple(observers):
+    for observer in () if thread.unobserved else tuple(observers):
         observer(event)
     return result

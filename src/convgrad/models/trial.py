@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .._compat import suggests_channels_last
+from ..engine import unobserved
 from ..engine.ab_timer import compare
 from .classes import is_convolution, is_linear, is_norm
 from .worth import Seen
@@ -54,6 +55,7 @@ def _device(model: nn.Module) -> torch.device:
 # ---- sizes ---------------------------------------------------------------------------------------
 
 
+@unobserved()
 def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
     """The inputs of each convolution, normalization and linear layer, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
@@ -133,6 +135,7 @@ def no_number_drawn(device: torch.device) -> Iterator[Callable[[], bool]]:
 # ---- layouts -------------------------------------------------------------------------------------
 
 
+@unobserved()
 def faster_in_channels_last(
     model: nn.Module, accelerate_: Callable[..., object], inputs: Any
 ) -> tuple[bool, str] | None:
