@@ -32,7 +32,7 @@ def test_the_script_gets_its_arguments_and_gives_its_status(script, tmp_path, ca
     assert run(["run", *options, script, "--epochs", "3", "--stock", "-h", "data"]) == 5
     out, err = capsys.readouterr()
     assert out == "['--epochs', '3', '--stock', '-h', 'data']\n"
-    assert "PyTorch's own choice: 1 call," in err
+    assert "the script's own choice: 1 call," in err
     (row,) = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
     assert row["output"] == "forward"
     assert row["backend"].startswith("aten ")

@@ -67,7 +67,7 @@ def test_a_training_script_is_counted(script, stock, capsys):
     if stock:
         assert outputs == ["forward", "forward", "grad_input+grad_weight+grad_bias", "grad_weight+grad_bias"]
         assert {r["backend"] for r in rows} == {"aten Mkldnn"}
-        assert "PyTorch's own choice: 12 calls" in text
+        assert "the script's own choice: 12 calls" in text
     else:
         assert outputs == ["forward", "forward", "grad_input", "grad_weight", "grad_weight"]
         assert {r["backend"] for r in rows} == {"im2col"}

@@ -119,7 +119,7 @@ def test_a_script(tmp_path, capsys, stock: bool) -> None:
     assert status == 4
     assert {r.calls for r in profile.rows} == {3}
     assert sum(r.total for r in profile.rows) < profile.milliseconds  # pyright: ignore[reportOperatorIssue]
-    assert ("PyTorch's choice" in profile.finding) is stock
+    assert ("the script's choice" in profile.finding) is stock
     assert "exit status was 4" in profile.notes[-1]
     if stock:
         assert {r.backend.split()[0] for r in profile.rows} == {"aten"}
@@ -198,6 +198,7 @@ def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
         ("registered by the user", False, 'convgrad.unregister("sleepy")', "backend"),
         ("by rule: it is", False, "convgrad tune x", "tune"),
         ("PyTorch's own kernel", True, "convgrad.accelerate_(model)", "backend"),
+        ("by rule: it is", True, "convgrad tune x", "tune"),  # the script accelerates it
     ):
         object.__setattr__(slow, "reason", reason)
         (cost,), how = costs_of_rows(

@@ -39,7 +39,7 @@ def report(
     shape: Input = "",
     dtype: Dtype = "",
     channels_last: ChannelsLast = False,
-    stock: Annotated[bool, typer.Option("--stock", help="Run a script on PyTorch's own kernels.")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """How much faster with convgrad? One page: the step, avoidable costs, every convolution, the roofline.

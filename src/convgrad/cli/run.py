@@ -16,7 +16,7 @@ from .options import CsvFile, JsonFile
 def run_command(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module's name.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
-    stock: Annotated[bool, typer.Option("--stock", help="Run on PyTorch's own kernels, and show which ran.")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="Take nothing over, and show what the script runs.")] = False,
     csv: CsvFile = None,
     as_json: JsonFile = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,

@@ -45,7 +45,7 @@ def run_script(
 
     Args:
         script: path of the script, or the name of a module.
-        stock: let PyTorch's own kernels compute, and report them.
+        stock: take nothing over, and report what the script itself chose: PyTorch, or what it uses of convgrad.
         csv: also write the report there.
         module: ``script`` is a module's name, as for ``python -m``.
         measure: measure the machine's limit if it is not known yet (about two seconds, at the end).
@@ -154,7 +154,7 @@ def _report(
     width: int | None,
     then: Callable[[dict[str, Any]], None] | None,
 ) -> None:
-    who = "PyTorch's own choice" if stock else "convgrad's choice"
+    who = "the script's own choice" if stock else "convgrad's choice"
     calls = counted(sum(r.calls for r in usage.rows), "call")
     head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
     with suppress(KeyboardInterrupt):  # the rest is known

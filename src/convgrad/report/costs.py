@@ -54,7 +54,7 @@ def costs_of_rows(
         until: the time, by `time.perf_counter`, after which no further row is looked at.
         tune: the command that measures and remembers.
         layout: also try each row in channels_last.
-        stock: PyTorch's own kernels were observed, and nothing was taken over.
+        stock: nothing was taken over.
     """
     found: list[Cost] = []
     lasts: list[tuple[int, float]] = []
@@ -93,7 +93,7 @@ def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock:
         remedy = f"leave out the request for {mine!r} (use_backend, backend=)"
     elif row.reason.startswith("registered by the user"):
         remedy = f'convgrad.unregister("{mine}")'
-    elif stock:
+    elif stock and row.reason == "PyTorch's own kernel":
         remedy = "convgrad.accelerate_(model)"
     else:
         remedy = tune

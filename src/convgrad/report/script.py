@@ -22,7 +22,7 @@ def profile_script(
     """A script run unmodified, with every convolution taken over, and its exit status.
 
     Args:
-        stock: let PyTorch's own kernels compute.
+        stock: take nothing over.
         seconds: about how long the rest may take after the script has ended.
         stage: called with a description of each stage.
 
@@ -45,7 +45,7 @@ def profile_script(
     until = time.perf_counter() + 0.9 * seconds
     tune = shlex.join(["convgrad", "tune", script, *args])
     costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
-    who = "PyTorch" if stock else "convgrad"
+    who = "the script" if stock else "convgrad"
     finding = (
         f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in "
         f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels."
