@@ -85,7 +85,8 @@ def join_layers(model: nn.Module, report: Report) -> None:
                 give_class(module, accelerated_class(type(module)), report)
             full = f"{name}.{layer}".strip(".")
             if full in report.replaced:
-                report.replaced[full] += f", with {module}"
+                text = str(module).partition("(\n")[0]  # without children, as quantization-aware training adds some
+                report.replaced[full] += f", with {text}"
         vars(owner)["_convgrad_pairs"] = tuple(pairs)
         report._undo.append(partial(vars(owner).pop, "_convgrad_pairs"))
 
