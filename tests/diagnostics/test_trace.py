@@ -70,6 +70,15 @@ def test_a_table_says_what_the_passes_of_a_transposed_convolution_are_to_its_use
     assert "(its" not in t.table()
 
 
+def test_a_trace_and_the_table_of_a_script_call_a_kernel_the_same() -> None:
+    with trace() as t, Usage() as usage:
+        for backend in ("aten", "im2col"):
+            with use_backend(backend):
+                forward()
+    assert {f"{r.backend} {r.kernel}".rstrip() for r in t} == {r.backend for r in usage.rows}
+    assert t.records[0].kernel in ("Mkldnn", "Slow2d")
+
+
 def test_other_threads_are_seen() -> None:
     with trace() as t:
         thread = threading.Thread(target=forward)

@@ -16,7 +16,7 @@ from ..engine import Event, get_backend, observing
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, shown_outputs
 from ..tables import counted, csv_text, html_table, text_table
-from .aten_rules import Machine
+from .aten_rules import Machine, select_conv_backend
 from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import Limits, least_work, limits_of
@@ -33,8 +33,8 @@ class Record:
         outputs: what it computed, joined by ``+`` where one sweep gave several. These are passes of the problem, as
             `use_backend` and `explain` call them; tables add what they are to the user of a transposed convolution.
         backend: its name.
-        kernel: which of the backend's kernels ran, where it has several; for ATen oneDNN's name of the primitive
-            (``onednn=True``).
+        kernel: which of the backend's kernels ran, where it has several; for ATen its own backend, or with
+            ``onednn=True`` oneDNN's name of the primitive.
         layout: of the result.
         copies: operands that had to be copied into a layout that the backend takes.
         milliseconds: wall time of the call, copies included; on a GPU it waited for the device.
@@ -64,10 +64,19 @@ class Record:
 
 
 def kernel_of_event(event: Event) -> str:
-    """Which of a backend's kernels ran; empty where it has one only."""
+    """Which of a backend's kernels ran, of ATen its own backend; empty where there is one only."""
+    if event.backend == "aten":
+        return _by_aten(event.problem, event.outputs != (event.problem.bias_pass,), event.device)
     try:
         return get_backend(event.backend).kernel_name(event.problem, event.outputs)
     except UnknownNameError:  # it was removed meanwhile
+        return ""
+
+
+def _by_aten(problem: ConvProblem, backward: bool, device: str) -> str:
+    try:
+        return select_conv_backend(problem, device=torch.device(device), need_backward=backward).backend
+    except (ValueError, RuntimeError):  # a device that the model of PyTorch's choice does not know
         return ""
 
 
@@ -155,7 +164,10 @@ class Trace(Drawn):
 
 
 def trace(*, onednn: bool = False) -> Trace:
-    """Record every call of a backend inside this block, in every thread: backend, kernel, layout, copies, time.
+    """Record every call through convgrad inside this block, in every thread: backend, kernel, layout, copies, time.
+
+    Inside ``with convgrad.takeover(), convgrad.trace() as t:`` every convolution is recorded, of PyTorch's own layers
+    and functions and of the layers that `accelerate_` left, too.
 
     A backward pass inside the block is recorded if its forward ran there too, or if a kernel other than ATen's was
     chosen for any part of the call. Otherwise the call was PyTorch's own, and so is its backward; inside

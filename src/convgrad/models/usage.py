@@ -20,7 +20,6 @@ from ..diagnostics import (
     kernel_of_event,
     limits_of,
     measure_limits,
-    select_conv_backend,
 )
 from ..engine import Event, observers
 from ..problem import ConvProblem, Outputs, shown_outputs
@@ -84,7 +83,7 @@ class Usage:
         with _adding:
             row = self._rows.get(key)
             if row is None:
-                name = _full_name(event)
+                name = f"{event.backend} {kernel_of_event(event)}".rstrip()
                 row = UsageRow(event.problem, event.outputs, name, event.device, event.reason, len(event.copies))
                 self._rows[key] = row
             row.calls += 1
@@ -145,18 +144,6 @@ class Usage:
     def to_csv(self) -> str:
         """The table as CSV, its numbers as they are: milliseconds and fractions."""
         return csv_text([_HEAD, *self.cells()])
-
-
-def _full_name(event: Event) -> str:
-    """The backend's name, and behind it which of its kernels runs; for ATen, which of ATen's own backends."""
-    if event.backend != "aten":
-        return f"{event.backend} {kernel_of_event(event)}".rstrip()
-    backward = event.outputs != (event.problem.bias_pass,)
-    try:
-        chosen = select_conv_backend(event.problem, device=torch.device(event.device), need_backward=backward)
-    except (ValueError, RuntimeError):  # a device that the model of PyTorch's choice does not know
-        return "aten"
-    return f"aten {chosen.backend}"
 
 
 def known_limits(rows: Sequence[UsageRow], measure: bool = True) -> list[Limits | None]:
