@@ -40,6 +40,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("script.py").write_text(SCRIPT)
     Path("other.csv").write_text("a,b\n1,2\n")
     Path("other.json").write_text("{}")
+    Path("other.txt").write_text("g4mb2ic4ih9oc4kh3ph1\n")
 
 
 def test_a_model_then_compared_with_itself(capsys) -> None:
@@ -52,6 +53,8 @@ def test_a_model_then_compared_with_itself(capsys) -> None:
     args = ["--against", "report.html", "--input", "2x3x8x8", "-o", "second.json", "--seconds", "0.2"]
     assert run(["report", *args, "report_models:alone"]) == 0
     second = Profile.read("second.json")
+    assert run(["report", "second.json", "-o", "again.html"]) == 0
+    assert Profile.read("again.html") == second
     assert second.before is not None
     assert second.before["what"] == "report_models:with_inputs"
     assert "mb2ic3ih8" in second.rows[0].problem
@@ -99,8 +102,14 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("other.csv",), "was not written by convgrad run --csv, trace, or bench PROBLEM --csv"),
+        (("other.csv",), "was not written by convgrad run --csv or --json, trace, or bench PROBLEM --csv"),
         (("nothing.csv",), "'nothing.csv': No such file"),
+        (
+            ("other.json",),
+            "'other.json' was not written by convgrad run --csv or --json, trace",
+        ),
+        (("other.txt",), "'other.txt' is no file that report reads (hint: a script ends with .py, a table with .csv"),
+        (("--stock", "other.json"), "--stock is for a script, and 'other.json' is none"),
         (("--against", "other.csv", "script.py"), "'other.csv': this is neither a page nor a JSON file"),
         (("nothing.py",), "there is no file 'nothing.py' (hint: it was looked for in "),
         (("--stock", "nothing.py", "--epochs", "1"), "there is no file 'nothing.py' (hint: it was looked for in "),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +38,21 @@ def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
     shown = {r.shown for r in rows}
     assert "grad_input (its output)" in shown
     assert profile_table(path).finding.startswith("8 calls of convolutions, ")
+
+
+@pytest.mark.parametrize("of_limit", [None, 0.5])
+def test_the_json_of_a_run_holds_the_same(tmp_path, of_limit: float | None) -> None:
+    with observe_aten(), Usage() as usage:
+        compute()
+    data = usage.to_dict()
+    for row in data["rows"]:
+        row["fraction_of_limit"] = of_limit
+    (tmp_path / "run.csv").write_text(usage.to_csv())
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "convgrad run", "data": data}))
+    tables = [read_table(tmp_path / name) for name in ("run.json", "run.csv")]
+    assert {r.of_limit for r in tables[0]} == {of_limit}
+    assert [[replace(r, of_limit=None) for r in rows] for rows in tables] == [tables[1]] * 2
+    assert profile_table(tmp_path / "run.json").finding.startswith("8 calls of convolutions, ")
 
 
 def test_a_call_that_took_next_to_no_time(tmp_path) -> None:

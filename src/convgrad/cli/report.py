@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @command("report", cls=BeforeAScript)
 def report(
     what: Annotated[
-        str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS))
+        str, typer.Argument(metavar="MODEL|SCRIPT|FILE", help="What to report.", autocompletion=problem_or(*MODELS))
     ],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
     out: Annotated[
@@ -45,8 +45,8 @@ def report(
     """How much faster with convgrad? One page: the step, avoidable costs, every convolution, the roofline.
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
-    unmodified, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options go
-    before a script. With --json a page is written only with --out.
+    unmodified, to its end, and its exit status is the command's. A file is a table that run, trace or bench wrote as
+    CSV, or the JSON of run or report. Options go before a script. With --json a page is written only with --out.
 
     Examples:
 
@@ -65,7 +65,7 @@ def report(
     page = out or (None if as_json else Path("report.html"))
     target = page and _ready(page)
     before = None if against is None else Profile.read(against)
-    of_script, is_table, status = is_script(what), what.endswith(".csv"), 0
+    of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
     for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
     for_a_script = {"--stock": stock, f"the argument {(args or [''])[0]!r}": args}
     for kind, wrong, options in (
@@ -81,6 +81,8 @@ def report(
             profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
         elif is_table:
             profile = profile_table(what)
+        elif Path(what).is_file():
+            raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
             profile = _of_model(what, device_here(device), shape, dtype, channels_last, seconds, stage)
         profile = profile if before is None else profile.against(before)

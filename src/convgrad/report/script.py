@@ -6,6 +6,7 @@ import io
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..models import Usage, known_limits, run_script
@@ -64,12 +65,16 @@ def profile_script(
 
 
 def profile_table(path: str | Path) -> Profile:
-    """The profile in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote.
+    """The profile in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, or in the JSON of
+    ``convgrad run`` or of an earlier report.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not such a file.
     """
+    if str(path).endswith(".json"):
+        with suppress(ValueError):
+            return Profile.read(path)
     rows = read_table(path)
     total = sum(row.total for row in rows)
     calls = sum(row.calls for row in rows)
