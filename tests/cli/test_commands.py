@@ -238,6 +238,7 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "absent.py"), "there is no file 'absent.py'"),
         (("explain", __file__), "is a file, not a model"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
+        (("names", "nonsense"), "'nonsense'; there are conv"),  # and not 'ones'
         (("check", SMALL, "--seconds", "-1"), "Invalid value for '--seconds'"),
         (("check", SMALL, "--seed", "-1"), "--seed"),
         (("check", SMALL, "--seed", str(2**70)), "--seed"),

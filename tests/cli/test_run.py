@@ -53,7 +53,7 @@ def test_what_cannot_be_run_is_said(script, capsys):
     assert run(["run", "--json", script, script]) == 2  # elsewhere --json takes no file
     lines = capsys.readouterr().err.replace("\n  ", " ").splitlines()
     assert len(lines) == 5
-    assert "nowhere.py" in lines[0]
+    assert f"no script at 'nowhere.py' (hint: it was looked for in {Path.cwd()};" in lines[0]
     assert "no/such/folder" in lines[1]
     assert "'.' cannot be written" in lines[2]
     assert "there is no option '--stokc'" in lines[3]

@@ -43,5 +43,7 @@ def run_command(
             script, args or (), stock=stock, csv=csv, module=module, measure=measure, width=width(), then=then
         )
     except FileNotFoundError as error:
-        raise fail(str(error), "convgrad's own options stand before the script") from None
+        raise fail(
+            str(error), f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"
+        ) from None
     raise typer.Exit(status)
