@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -158,8 +159,19 @@ def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> 
         assert float(r["stock_ms"]) / float(r["ours_ms"]) == pytest.approx(float(r["speed"]), rel=2e-3)
     assert {r["choice"] for r in found} == {"rules"}
     assert measurements.entries() == {}
-    assert run([*command, "--resume"]) == 0
+    capsys.readouterr()
+    assert run([*command, "--resume", "--json"]) == 0
     assert rows(file) == found
+    for step in json.loads(capsys.readouterr().out)["data"]["steps"]:
+        assert [repr(step[c]) for c in ("batch", "size", "convolutions", "threads", "busy")] == [
+            "2",
+            "16",
+            "2",
+            "1",
+            "0",
+        ]
+        assert type(step["replaced"]) is int
+        assert type(step["stock_ms"]) is float
 
 
 OWN = """

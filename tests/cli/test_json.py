@@ -170,6 +170,7 @@ def test_bench_of_steps_and_a_report_of_a_model_against_an_earlier_one(
             return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3, groups=8))
 
     monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
+    monkeypatch.setitem(models.MODELS, "tiny", Tiny(""))
     monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
     data = read(capsys, "bench", "steps", "--json", "--seconds", "0.02", "--layout", "contiguous")
     assert data["steps"][0]["speed"] > 0

@@ -102,7 +102,8 @@ def plain(row: Mapping[str, str]) -> dict[str, str | float | None]:
     """A row with its numbers as numbers, and None where there is nothing."""
     texts = {"problem", "models", "model", "layout", "choice", "output", "pytorch_best", "rules", "measured", "note"}
     texts |= {*CONDITIONS} - {"threads", "busy"}
-    return {c: v if c in texts else float(v) if v else None for c, v in row.items()}
+    counts = {"batch", "size", "replaced", "convolutions", "threads", "busy"}
+    return {c: v if c in texts else (int if c in counts else float)(v) if v else None for c, v in row.items()}
 
 
 def deadline(minutes: float) -> float:

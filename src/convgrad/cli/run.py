@@ -43,7 +43,6 @@ def run_command(
             script, args or (), stock=stock, csv=csv, module=module, measure=measure, width=width(), then=then
         )
     except FileNotFoundError as error:
-        raise fail(
-            str(error), f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"
-        ) from None
+        hint = f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"
+        raise fail(str(error), hint) from None
     raise typer.Exit(status)
