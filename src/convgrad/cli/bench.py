@@ -131,8 +131,9 @@ def steps(
     channels_last if that is measured to be faster.
 
     The rules choose, whatever was measured here before, or with --measure what is measured now; a file may hold rows
-    of both, of compiled models and of autocast. The losses are compared first; then steps of the two alternate.
-    Interrupted, or out of time, it goes on with --resume.
+    of both, of compiled models and of autocast. A model of images means three comparisons, one in each layout, unless
+    --layout names one; any other means one. In each the losses are compared first; then steps of the two alternate, for
+    --seconds. Interrupted, or out of time, it goes on with --resume.
 
     Examples:
 

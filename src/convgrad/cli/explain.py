@@ -81,7 +81,8 @@ def explain_command(
 ) -> None:
     """Which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
-    One layer is measured here unless --no-measure; a whole model is a table of its convolutions.
+    One layer is measured here unless --no-measure; a whole model is a table of its convolutions and their kernels, for
+    which --layer or --json has the reasons.
 
     Examples:
 
