@@ -20,7 +20,9 @@ def run_command(
     csv: CsvFile = None,
     as_json: JsonFile = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
-    measure: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
+    measure: Annotated[
+        bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown, or too low.")
+    ] = True,
 ) -> None:
     """Run a training script unmodified; at the end, say for each convolution which kernel ran, how often, how long.
 

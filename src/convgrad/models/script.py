@@ -48,7 +48,7 @@ def run_script(
         stock: take nothing over, and report what the script itself chose: PyTorch, or what it uses of convgrad.
         csv: also write the report there.
         module: ``script`` is a module's name, as for ``python -m``.
-        measure: measure the machine's limit if it is not known yet (about two seconds, at the end).
+        measure: measure the machine's limit if it is not known yet or too low (about two seconds, at the end).
         out: where the report goes; by default standard error, because standard output belongs to the script.
         width: the longest line of the report.
         then: called after the report with the same as plain data.
