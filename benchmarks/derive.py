@@ -34,7 +34,7 @@ FOLDS = 5
 #: What the table may name. Whether AVX2 is faster than AVX-512 is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.
 TAKEN = ("native", "native:amx", "native:winograd", "aten:float32", "aten:channels_last", "aten:mkldnn")
-#: Where alone it pays to pack for the tiles of AMX, or to transform: large problems.
+#: Where alone it pays to pack for the tiles of AMX, or to transform.
 KINDS = {
     "native:amx": ("volume", "wide dense", "wide product", "wide volume"),
     "native:winograd": ("3x3",),

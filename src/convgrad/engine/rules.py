@@ -61,7 +61,7 @@ _WIDE_KERNEL = 9
 
 
 def special_kinds(problem: ConvProblem) -> Iterator[tuple[str, str]]:
-    """The kinds of large problems that one backend is for, and which; without it they are of the next kind."""
+    """The kinds of problem that one backend is for, and which; without it they are of the next kind."""
     if _fills_tiles(problem):
         yield "wide dense", "native:amx"
     if _saves_products(problem):

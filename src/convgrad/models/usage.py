@@ -12,15 +12,7 @@ from typing import Any
 import torch
 
 from .._compat import lock_over_forks
-from ..diagnostics import (
-    BEYOND,
-    TOO_LOW,
-    Limits,
-    Machine,
-    kernel_of_event,
-    limits_of,
-    measure_limits,
-)
+from ..diagnostics import BEYOND, TOO_LOW, Limits, Machine, kernel_of_event, limits_of, measure_limits
 from ..engine import Event, observers
 from ..problem import ConvProblem, Outputs, shown_outputs
 from ..tables import csv_text, text_table, wrapped
