@@ -68,7 +68,7 @@ def run(command: list[str]) -> str:
 def kept_library(cxx: list[str]) -> Path:
     """Where the library of these sources and this compiler is kept."""
     key = blake2b(repr([*cxx, run([*cxx, "--version"])]).encode(), digest_size=8)
-    for path in (Path(__file__), *sorted(SOURCES.glob("*.*"))):
+    for path in (Path(__file__), *sorted(SOURCES.rglob("*.*"))):
         key.update(path.read_bytes())
     return Path("build", f"kernels-{key.hexdigest()}.so")
 
@@ -98,10 +98,15 @@ def build_library(cxx: list[str], target: Path) -> None:
             parts = {name: [job.result() for part, job in work.items() if part[0] == name] for name in sets}
         built = [name for name, compiled in parts.items() if all(compiled) and (name != "amx" or all(parts["v4"]))]
         macros = [f"-D{sets[name][1]}" for name in built if sets[name][1]]
+        # The way into PyTorch's operators throws what Python raised, so it has exceptions.
+        way_in = Path(folder, "aten.o")
+        exceptions = [flag for flag in FLAGS if flag not in ("-fno-exceptions", "-fno-rtti")]
+        run([*cxx, *exceptions, "-c", str(SOURCES / "aten" / "convolution.cpp"), "-o", str(way_in)])
         linked = Path(folder, "library")
         # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/parallel.h.
-        objects = [str(part) for name in built for part in parts[name]]
-        run([*cxx, *FLAGS, *macros, *SHARED, str(SOURCES / "dispatch.cpp"), *objects, "-o", str(linked)])
+        objects = [str(way_in), *(str(part) for name in built for part in parts[name])]
+        sources = [str(SOURCES / "dispatch.cpp"), str(SOURCES / "aten" / "cuda_launch.cpp")]
+        run([*cxx, *FLAGS, *macros, *SHARED, *sources, *objects, "-o", str(linked)])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(linked, target)
     print(f"convgrad: compiled CPU kernels for {', '.join(built)}")

@@ -154,3 +154,54 @@ def resnet_1d() -> tuple[nn.Module, Tensor]:
         layers += [] if width == 64 else [nn.Conv1d(width // 2, width, 1, 2), nn.BatchNorm1d(width)]
         layers += [Residual(*norm(width), nn.ReLU(), *norm(width)) for _ in range(2)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(256, 5)), torch.randn(8, 12, 4000)
+
+
+# ---- small networks, whose steps take about as long as their calls ----------------------------------------
+
+
+def discriminator() -> tuple[nn.Module, Tensor]:
+    """The discriminator of DCGAN (arXiv:1511.06434) for images of 32x32."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
+    for width in (128, 256):
+        layers += [nn.Conv2d(width // 2, width, 4, 2, 1, bias=False), nn.BatchNorm2d(width), nn.LeakyReLU(0.2, True)]
+    return nn.Sequential(*layers, nn.Conv2d(256, 1, 4, 1, 0, bias=False), nn.Flatten()), torch.randn(8, 3, 32, 32)
+
+
+def resnet20() -> tuple[nn.Module, Tensor]:
+    """The ResNet for CIFAR with 20 layers (arXiv:1512.03385)."""
+
+    def norm(channels: int, width: int, stride: int = 1) -> list[nn.Module]:
+        return [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)]
+
+    layers: list[nn.Module] = [*norm(3, 16), nn.ReLU()]
+    for width in (16, 32, 64):
+        layers += [] if width == 16 else [*norm(width // 2, width, 2), nn.ReLU()]
+        layers += [Residual(*norm(width, width), nn.ReLU(), *norm(width, width)) for _ in range(3)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)), torch.randn(8, 3, 32, 32)
+
+
+def tcn() -> tuple[nn.Module, Tensor]:
+    """A temporal convolutional network of 32 channels (arXiv:1803.01271)."""
+    layers: list[nn.Module] = [nn.Conv1d(8, 32, 1)]
+    for dilation in (1, 2, 4, 8):
+        same = [
+            layer
+            for _ in range(2)
+            for layer in (nn.Conv1d(32, 32, 3, padding=dilation, dilation=dilation), nn.ReLU(), nn.Dropout(0.1))
+        ]
+        layers.append(Residual(*same))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 4)), torch.randn(8, 8, 256)
+
+
+def lenet() -> tuple[nn.Module, Tensor]:
+    """LeNet-5 with ReLU and max pooling, for images of 28x28."""
+    features = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU()]
+    classifier = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
+    return nn.Sequential(*features, nn.MaxPool2d(2), nn.Flatten(), *classifier), torch.randn(32, 1, 28, 28)
+
+
+def mobilenet_v2_small() -> tuple[nn.Module, Tensor]:
+    """MobileNetV2 of transformers for one image of 64x64."""
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    return MobileNetV2ForImageClassification(MobileNetV2Config()), torch.randn(1, 3, 64, 64)

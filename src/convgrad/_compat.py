@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -93,17 +94,6 @@ def channels_last_of(ndim: int) -> torch.memory_format:
     return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
-def cpu_convolution() -> Callable[..., Tensor] | None:
-    """aten::_convolution, which computes what PyTorch's own aten::convolution does, and starts in half the time.
-
-    It takes PyTorch's flags for GPUs behind the arguments: four, of which none counts on a CPU. None where somebody has
-    put a kernel of his own at the CPU's key of aten::convolution.
-    """
-    if _C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CPU"):
-        return None
-    return torch._convolution  # pyright: ignore[reportPrivateImportUsage]
-
-
 def onednn_limit() -> str:
     """The instruction set up to which oneDNN may go, where the user named one."""
     return os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
@@ -141,6 +131,10 @@ def cpu_lacks(dtype: torch.dtype) -> str:
 #: Whether the running backward pass needs the gradient that flows into a node. It raises RuntimeError where no backward
 #: pass runs in this thread, and for a leaf that `torch.autograd.grad` was asked for.
 will_engine_execute: Callable[[Any], bool] = _C._will_engine_execute_node
+#: The node of autograd that the running backward pass computes now; None outside of one.
+current_node: Callable[[], Any] = _C._current_autograd_node
+#: The dispatch keys below autograd.
+after_autograd_keys: Any = _C._after_autograd_keyset
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
@@ -209,6 +203,18 @@ def remove_function_mode(mode: Any) -> None:
         above.append(last)
     for other in reversed(above):
         _C._push_on_torch_function_stack(other)
+
+
+def offset_of_tensor() -> int | None:
+    """Return where in a tensor's Python object its C++ tensor is, found by its address; None if it is not there."""
+    tensor = torch.empty(1)
+    capsule = _C._aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    wanted = ctypes.c_void_p.from_address(pointer(capsule, None)).value
+    _C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)  # which frees it
+    offsets = range(object.__basicsize__, Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p))
+    return next((o for o in offsets if ctypes.c_void_p.from_address(id(tensor) + o).value == wanted), None)
 
 
 # ---- tensor subclasses and symbolic sizes -----------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -15,7 +16,15 @@ from ._compat import fp32_precision, saved_tensors_hooks
 measuring: list[float | None] = [None]
 #: How many measurements this process has added: where no more are made, choices from before them must be made again.
 measured: list[int] = [0]
+#: Called when `measure` changes what may be chosen.
+on_change: list[Callable[[], None]] = []
 _USUAL_SHARE = 0.05
+
+
+def _set_measuring(share: float | None) -> None:
+    measuring[0] = share
+    for changed in on_change:
+        changed()
 
 
 def cudnn_allows_tf32() -> bool:
@@ -109,20 +118,20 @@ class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a bl
         self._share = None if on is None else float(share) if on else 0.0
         self._before = [measuring[0]]
         self._applies = True  # from the call on, until the first block begins
-        measuring[0] = self._share
+        _set_measuring(self._share)
 
     def __call__(self, function: Any) -> Any:
         """Measure while the function runs, and not before."""
         if self._applies:
             self._applies = False
-            measuring[0] = self._before.pop()
+            _set_measuring(self._before.pop())
         return super().__call__(function)
 
     def __enter__(self) -> None:
         if not self._applies:
             self._before.append(measuring[0])
-            measuring[0] = self._share
+            _set_measuring(self._share)
         self._applies = False
 
     def __exit__(self, *exception: object) -> None:
-        measuring[0] = self._before.pop()
+        _set_measuring(self._before.pop())

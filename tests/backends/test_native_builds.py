@@ -77,6 +77,14 @@ def test_nothing_is_prefetched_after_the_last_line(tmp_path: Path) -> None:
     assert "passed" in run(program)
 
 
+@pytest.mark.parametrize("flags", [MEMORY, RACES], ids=["memory", "races"])
+def test_eight_threads_in_the_table_of_calls(tmp_path: Path, flags: list[str]) -> None:
+    program = str(tmp_path / "table")
+    source = str(CSRC / "tests/table.cpp")
+    run(first_found("g++", "clang++"), "-std=c++17", *flags, *WARNINGS, source, "-pthread", "-o", program)
+    assert "0 wrong" in run(program)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

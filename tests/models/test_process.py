@@ -15,8 +15,9 @@ from torch.nn import functional as F
 import convgrad
 from convgrad.diagnostics import Trace
 from convgrad.engine import Plan
-from convgrad.engine.events import observers
-from convgrad.models import observe_aten, process, takeover
+from convgrad.engine.events import observers, thread
+from convgrad.models import observe_aten, takeover
+from convgrad.ops import pytorch_operators
 
 from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel, world_of_one
 
@@ -62,7 +63,7 @@ def test_an_interrupt_leaves_nothing_switched_off():
         calls = itertools.count(1)
 
         def interrupt(frame, event, _, calls=calls, last=last):
-            if event == "call" and frame.f_code.co_filename == process.__file__ and next(calls) == last:
+            if event == "call" and frame.f_code.co_filename == pytorch_operators.__file__ and next(calls) == last:
                 raise KeyboardInterrupt
 
         try:
@@ -76,7 +77,7 @@ def test_an_interrupt_leaves_nothing_switched_off():
         except KeyboardInterrupt:
             interrupted += 1
         assert torch.is_grad_enabled()
-        assert not process.thread.in_backend
+        assert not thread.in_backend
         if interrupted < last:
             break
     assert interrupted > 3

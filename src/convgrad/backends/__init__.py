@@ -5,6 +5,7 @@ ATen comes first: where no rule prefers another backend, the first one that can 
 
 from __future__ import annotations
 
+from . import _native_library as native_library
 from .aten import AtenBackend, complex_product, pytorchs_call, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, Defect, learn, reads_odd_strides, warn_of
 from .aten_direct import aten_choice
@@ -17,6 +18,7 @@ from .native import (
     NativeAvx2Backend,
     NativeBackend,
     NativeWinogradBackend,
+    native_plan,
     transformed_dimensions,
 )
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
@@ -24,7 +26,7 @@ from .padding import COPY, PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend
 from .strides import usual_strides
-from .triton import TritonBackend, TritonBandedBackend
+from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
 
 def built_in() -> list[Backend]:

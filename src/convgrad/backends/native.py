@@ -172,6 +172,13 @@ class NativeWinogradBackend(NativeBackend):
         return "transform"
 
 
+def native_plan(backend: Backend, problem: ConvProblem, outputs: Outputs) -> bytes | None:
+    """Return the ``convgrad_plan`` by which a backend computes these outputs; None if it is not one of those above."""
+    if not isinstance(backend, NativeBackend):
+        return None
+    return library.make_plan(_packed(problem, outputs), backend.kernels)[1]
+
+
 def transformed_dimensions(p: ConvProblem) -> list[int]:
     """Those along which Winograd's algorithm has two products where the definition has three; [] where it has none."""
     if max(p.stride) > 1:

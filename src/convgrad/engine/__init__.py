@@ -12,19 +12,31 @@ from .linear import POINTWISE, as_pointwise, beats_matmul
 from .measurer import check_with, measure_now, steps_of
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, without
-from .request import Request, active, request_for, resume, set_default_backend, traced, unregister, use_backend
+from .request import (
+    Request,
+    active,
+    request_for,
+    requested,
+    resume,
+    set_default_backend,
+    traced,
+    unregister,
+    use_backend,
+)
 from .resolver import (
     checked_backward,
     checked_convolution,
     checked_grad_input,
     checked_grad_weight,
     find,
+    is_plain,
     layout_of,
     make,
     resolve,
 )
 from .rules import linear_gains
 from .steps import SLOTS, Step, prepare
+from .table import Table, open_table, pack
 from .trials import trials
 
 for _backend in built_in():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import table
+
 _MOST = 4096
 
 #: Everything that a call's meaning and choice depend on -> its plan; see `resolver.find`.
@@ -29,3 +31,4 @@ def invalidate() -> None:
     """Empty the cache: a backend came or went, or the default changed, so every choice must be made again."""
     generation[0] += 1
     plans.clear()
+    table.clear()

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from ..problem import ConvProblem, Outputs
+from . import table
 
 
 class Event(NamedTuple):
@@ -27,8 +28,20 @@ class Event(NamedTuple):
     seconds: float
 
 
+class _Observers(list[Callable[[Event], object]]):
+    """The observers; the table of calls knows how many there are, since none of them sees what it computes."""
+
+    def append(self, observer: Callable[[Event], object]) -> None:
+        super().append(observer)
+        table.tell(1)
+
+    def remove(self, observer: Callable[[Event], object]) -> None:
+        super().remove(observer)
+        table.tell(-1)
+
+
 #: Where there is one, work on a GPU is waited for before the clock is read.
-observers: list[Callable[[Event], object]] = []
+observers = _Observers()
 
 
 @contextmanager
@@ -44,10 +57,19 @@ def observing(observer: Callable[[Event], object]) -> Generator[None, None, None
 class _Thread(threading.local):
     """What this thread is doing."""
 
-    #: It is inside one of our computations: a convolution of PyTorch's there is a part of it.
-    in_backend: bool = False
+    _in_backend: bool = False
     #: What it computes is a trial of ours, of which no observer is told.
     unobserved: bool = False
+
+    @property
+    def in_backend(self) -> bool:
+        """Whether it is inside one of our computations: a convolution of PyTorch's there is a part of it."""
+        return self._in_backend
+
+    @in_backend.setter
+    def in_backend(self, value: bool) -> None:
+        self._in_backend = value
+        table.inside(value)
 
 
 thread = _Thread()

@@ -22,7 +22,7 @@ from ..backends import Backend
 from ..problem import ConvProblem, Output, Outputs, passes_of
 from ..settings import measured
 from ..sizes import output_length
-from . import store
+from . import store, table
 from .environment import environment, kind_of_machine
 from .registry import backends
 
@@ -176,6 +176,7 @@ def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measu
     found = _merge(key_of(problem, outputs, where), new, where)
     _merge(key_of(similar(problem), outputs, where, about=True), new, where)
     measured[0] += 1
+    table.clear()
     return found
 
 

@@ -36,6 +36,7 @@ class Plan:
         outputs: what to compute, in the order of ``problem.OUTPUTS``.
         device: where to compute it.
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
+        unsettled: the choice is looked at again in its kernel, so PyTorch's own operator may not replace that.
         aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
         arguments: of that operator, if so.
         backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`, kept.
@@ -49,8 +50,8 @@ class Plan:
     transformed = False
 
     __slots__ = (
-        "_kernels", "_places", "_program", "_rests", "_unsettled", "arguments", "aten", "backwards",
-        "device", "flags", "form", "generation", "outputs", "problem", "request", "steps", "suffices",
+        "_kernels", "_places", "_program", "_rests", "arguments", "aten", "backwards", "device", "flags", "form",
+        "generation", "outputs", "problem", "request", "steps", "suffices", "unsettled",
     )  # fmt: skip
 
     def __init__(
@@ -61,9 +62,8 @@ class Plan:
         self.device = device
         self.steps = steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
-        #: An unsettled choice is looked at again in its kernel, so PyTorch's own operator may not replace that.
-        self._unsettled = any(step.unsettled for step in self.steps)
-        self.aten = one_call and not self._unsettled and runs_as_stated(problem)
+        self.unsettled = any(step.unsettled for step in self.steps)
+        self.aten = one_call and not self.unsettled and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
         self.form: Any = None
         self.request: Request | None = active()
@@ -91,7 +91,7 @@ class Plan:
         """
         if self._kernels is None:
             self._kernels = [bind_step(self.problem, step, like) for step in self.steps]
-            if self._unsettled:
+            if self.unsettled:
                 self._kernels[0] = look_again(self._kernels[0], self.device)
         return self._kernels
 

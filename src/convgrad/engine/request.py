@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from ..backends import COPY
 from ..problem import PASSES
-from . import registry
+from . import registry, table
 from .cache import invalidate
 
 
@@ -25,7 +25,22 @@ class Request(NamedTuple):
     fixed: bool = False
 
 
+class _Alive:
+    """While one exists, the table of calls computes nothing: it does not know the requests of threads and tasks.
+
+    A context that was copied while a request was in force, such as a task's, keeps one alive.
+    """
+
+    def __init__(self, tell: Callable[[int], None] = table.tell) -> None:
+        self._tell = tell
+        tell(1)
+
+    def __del__(self) -> None:
+        self._tell(-1)
+
+
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
+_alive: ContextVar[_Alive | None] = ContextVar("convgrad_request_alive", default=None)
 _default: Request | None = None
 #: The requests of the `use_backend` blocks in which a compiler or exporter is at the moment; else empty.
 traced: list[Request] = []
@@ -99,11 +114,12 @@ def use_backend(
 @contextmanager
 def resume(request: Request | None) -> Generator[None, None, None]:
     """The request under which a forward ran, for its backward."""
-    token = _task.set(request or Request())
+    token, alive = _task.set(request or Request()), _alive.set(_Alive())
     try:
         yield
     finally:
         _task.reset(token)
+        _alive.reset(alive)
 
 
 def unregister(name: str) -> None:

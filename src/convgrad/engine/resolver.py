@@ -39,6 +39,24 @@ from .request import requested
 Ints = Sequence[int]
 
 
+def is_plain(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
+    """Whether a call is an eager one without a subclass, functorch transform, mode, forward-mode level, autocast or
+    trace.
+    """
+    return not (
+        is_dynamo_compiling()  # first: the compiler folds it, and traces nothing of what follows
+        or not (a.__class__ is Tensor or a.__class__ is Parameter)
+        or not (b.__class__ is Parameter or b.__class__ is Tensor)
+        or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
+        or functorch_active()
+        or dispatch_modes()
+        or function_modes()
+        or forward_ad._current_level >= 0
+        or any_autocast()
+        or jit_tracing() is not None
+    )
+
+
 def find(
     op: str,
     raw: tuple[Any, ...],
@@ -59,21 +77,9 @@ def find(
         raw: the arguments as the caller wrote them.
         a, b, c: the operands.
         memory_format: the layout of the result, where the caller decides it.
-        below: the call has been through the dispatcher. Otherwise it must be a plain eager one: no subclass, functorch
-            transform, mode, forward-mode level, autocast, compiler or trace.
+        below: the call has been through the dispatcher. Otherwise it must be a plain one (`is_plain`).
     """
-    if not below and (
-        is_dynamo_compiling()  # first: the compiler folds it, and traces nothing of what follows
-        or not (a.__class__ is Tensor or a.__class__ is Parameter)
-        or not (b.__class__ is Parameter or b.__class__ is Tensor)
-        or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
-        or functorch_active()
-        or dispatch_modes()
-        or function_modes()
-        or forward_ad._current_level >= 0
-        or any_autocast()
-        or jit_tracing() is not None
-    ):
+    if not below and not is_plain(a, b, c):
         return None
     try:
         key = (

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
-from ..engine import Plan, find, make, observers, plans, remember
+from ..engine import Plan, find, is_plain, make, observers, pack, plans, remember, requested
 from ..errors import ShapeError
-from ..ops import any_subclass, apply, autocast_dtype, autocast_is_on, cast, operator, run_gradient
+from ..ops import any_subclass, apply, autocast_dtype, autocast_is_on, cast, opened, operator, run_gradient
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import require_tensors
@@ -42,11 +42,21 @@ class Signature(NamedTuple):
     read: Callable[..., tuple[Any, ...]]
     #: The function itself, for what stands for a tensor.
     public: Any = None
+    #: For the table of calls: the order of the arguments, as PyTorch's functions have them (``ORDERS``); None if it
+    #: cannot read them.
+    order: int | None = None
+    #: PyTorch's function of the same arguments.
+    pytorchs: Callable[..., Tensor] | None = None
 
+
+#: The orders of arguments that the table reads: those of ``conv2d``, ``conv_transpose2d`` and ``convolution``.
+ORDERS = {"conv": 0, "conv_transpose": 1, "convolution": 2}
 
 #: By the name of the function; each file of functions adds its own.
 signatures: dict[str, Signature] = {}
 _convolution, _recording = torch.convolution, torch.is_grad_enabled
+#: A call recorded by PyTorch's own autograd, whose backward is this library's (`ops.pytorch_operators`).
+_recorded: Any = torch.ops.aten.convolution_overrideable.default._op
 
 
 def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]) -> Tensor:
@@ -56,16 +66,57 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
         name: what the user called; `signatures` tells how ``raw`` is read.
         raw: the other arguments as the user wrote them; they are not looked into for a call that was seen before.
     """
+    key = None
+    if is_plain(input, weight, bias) and requested() is None:
+        recorded = _recording() and (
+            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        )
+        # Where the weight is frozen, PyTorch's autograd would keep an input that no gradient needs.
+        signature = signatures[name]
+        if signature.order is not None and (weight.requires_grad or not recorded) and (table := opened()):
+            key = table.call(signature.order, signature.ndim or 0, recorded, input, weight, bias, raw)
+            if key.__class__ is Tensor:
+                return key
+            if key is True and (pytorchs := signature.pytorchs) is not None:
+                return pytorchs(input, weight, bias, *raw)
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:
         return _first_call(plan, name, input, weight, bias, raw)
+    return _by_plan(plan, key, input, weight, bias)
+
+
+def _by_plan(plan: Plan, key: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute a call by its plan, and store it in the table under a key, if there is one."""
+    result = _without_table(plan, input, weight, bias)
+    entry = pack(plan, (input, weight, bias), _pytorchs_autograd(plan)) if key.__class__ is bytes else None
+    if entry is not None and (table := opened()) is not None:
+        table.store(key, entry)
+    return result
+
+
+def _without_table(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute a call by its plan: recorded by PyTorch's autograd if that loses nothing, else by ours."""
     if _recording():
         first, second = input.requires_grad, weight.requires_grad
         if first or second or (bias is not None and bias.requires_grad):
             if plan.aten and _pytorch_suffices(plan, first, second):
                 return _convolution(input, weight, bias, *plan.arguments)
+            if second and _pytorchs_autograd_records(plan):
+                return _recorded(input, weight, bias, *plan.form.arguments)
             return apply(plan, input, weight, bias)
     return plan.contract(input, weight, bias)
+
+
+def _pytorchs_autograd_records(plan: Plan) -> bool:
+    """Whether PyTorch's autograd can record a call of ours: without requests, padding modes and complex numbers."""
+    p = plan.problem
+    plain = requested() is None and p.padding_mode == "zeros" and not p.dtype.is_complex
+    return plain and opened() is not None
+
+
+def _pytorchs_autograd(plan: Plan) -> bool:
+    """Whether PyTorch's own call does all that a plan does, whichever gradients are needed."""
+    return plan.aten and all(plan.pytorch_autograd_suffices(first, True) for first in (True, False))
 
 
 def _pytorch_suffices(plan: Plan, first: bool, second: bool) -> bool:
@@ -101,7 +152,7 @@ def _first_call(
     if own_rules and hasattr(F, name):  # they may know PyTorch's functions alone
         return getattr(F, name)(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)
-    ndim, read, _ = signatures[name]
+    ndim, read = signatures[name][:2]
     if ndim is None:
         check_rank(input.shape, weight.shape)
     d = weight.dim() - 2 if ndim is None else ndim

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import Ints, all_arguments, conv_arguments, transpose_arguments
-from ._call import Signature, run, signatures
+from ._call import ORDERS, Signature, run, signatures
 from ._rows import Layout, as_images, in_one_row
 
 
@@ -50,7 +50,7 @@ def convolution(
     return run("convolution", input, weight, bias, raw)
 
 
-signatures["convolution"] = Signature(None, all_arguments, convolution)
+signatures["convolution"] = Signature(None, all_arguments, convolution, ORDERS["convolution"])
 
 
 def convolution_with_backend(

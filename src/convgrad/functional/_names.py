@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from ._arguments import Ints, conv_arguments, transpose_arguments
-from ._call import Signature, not_tensors, run, signatures
+from ._call import ORDERS, Signature, not_tensors, run, signatures
 from ._gradients import grad_input, grad_weight
 from ._rows import Layout, as_images, in_one_row
 
@@ -159,7 +160,7 @@ def _named(name: str, function: Function, read: Callable[..., tuple[Any, ...]]) 
     more = {key: text.format(**known) if known["d"] == 1 else "" for key, text in _OF_SEQUENCES.items()}
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _DOCSTRING.format(**known, **more)
-    signatures[name] = Signature(known["d"], read, function)
+    signatures[name] = Signature(known["d"], read, function, ORDERS[name[:-2]], getattr(torch, name))
     if known["d"] == 1:
         signatures[f"{name}{_NLC}"] = Signature(2, in_one_row(read))
     return function

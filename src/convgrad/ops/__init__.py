@@ -16,6 +16,7 @@ from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
 from .autograd import apply
 from .kernels import run as run_gradient
 from .lowering import any_subclass, loaders, rules_of, with_rules
+from .pytorch_operators import exchanged, opened
 from .with_backend import Rule, operator, requesting, traced_request
 
 _ARGUMENTS = (

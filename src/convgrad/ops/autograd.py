@@ -6,7 +6,7 @@ functorch transform, and computes only the gradients that the running backward p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -183,6 +183,34 @@ def _gradients(
         for role, need in zip(roles, needs[:2], strict=True)
     )
     return one, two, sum_of_bias(cotangent, form.bias_size) if needs[2] else None
+
+
+def gradients_of_backward(
+    form: Form,
+    cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the derivatives of a backward with respect to (grad_output, input, weight), those that the mask selects.
+
+    Args:
+        cotangents: of grad_input, grad_weight and grad_bias; None for one that is zero.
+    """
+    form = _with_layout(form, input, weight)
+    of_input, of_weight, of_bias = cotangents
+    one = two = three = None
+    if of_input is not None:
+        one = derivative(form, "input", "output", of_input, {"weight": weight}) if mask[0] else None
+        three = derivative(form, "input", "weight", of_input, {"output": grad_output}) if mask[2] else None
+    if of_weight is not None:
+        more = derivative(form, "weight", "output", of_weight, {"input": input}) if mask[0] else None
+        one = more if one is None else one if more is None else one + more
+        two = derivative(form, "weight", "input", of_weight, {"output": grad_output}) if mask[1] else None
+    if of_bias is not None and mask[0]:
+        one = add_bias(torch.zeros_like(grad_output) if one is None else one, of_bias)
+    return one, two, three
 
 
 # ---- kernels at the key --------------------------------------------------------------------------

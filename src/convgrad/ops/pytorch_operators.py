@@ -1,0 +1,321 @@
+"""The kernels of PyTorch's own convolution operators: what the compiled table of calls does not have comes here.
+
+``aten::convolution`` and ``aten::convolution_backward`` get kernels while `takeover` or `observe_aten` is open.
+``aten::convolution_overrideable`` and its backward, which PyTorch has for backends outside of it and calls on no CPU or
+CUDA device, keep theirs: by them a call of this library is recorded by PyTorch's own autograd, and its backward is
+known to be this library's. Both pairs of kernels are compiled (``csrc/aten``); a call that is not in the table is
+validated, planned, computed and stored by `compute`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import (
+    after_autograd_keys,
+    current_node,
+    functorch_active,
+    jit_tracing,
+    left_by_dynamo,
+    lock_over_forks,
+    profiler_enabled,
+    record,
+    without_autocast,
+)
+from ..calculus import Form
+from ..engine import (
+    Plan,
+    Table,
+    active,
+    find,
+    generation,
+    make,
+    observed,
+    observers,
+    open_table,
+    pack,
+    remember,
+    requested,
+    resolve,
+    thread,
+)
+from ..errors import BackendError, ConvgradError
+from ..shapes import channels_of_output, conv_geometry
+from ..validation import check_backward, check_operands
+from . import fake
+from .autograd import gradients_of_backward
+
+_aten = torch.ops.aten
+_lock = lock_over_forks()
+#: The numbers by which the compiled kernels name the operators.
+CONVOLUTION, BACKWARD, OVERRIDEABLE, OVERRIDEABLE_BACKWARD = range(4)
+
+
+def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
+    """Call where convolutions are PyTorch's own, and nothing is recorded for autograd, which is above.
+
+    This is no context manager: an interrupt that arrives where its methods begin would leave gradients off for good.
+    """
+    recorded = torch.is_grad_enabled()
+    try:
+        thread.in_backend = True
+        record(False)
+        return compute(*arguments)
+    finally:
+        thread.in_backend = False  # first: an interrupt may arrive behind a call
+        record(recorded)
+
+
+@left_by_dynamo
+def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
+    """Compute one call of an operator; store it in the table if it can be computed without Python from now on.
+
+    Args:
+        op: one of the four numbers above.
+        key: under which the table stores the call; None if it cannot.
+        a, b, c: input, weight and bias; of a backward, grad_output, input and weight.
+        raw: the other arguments of the operator. The overrideable backward is called with ``bias_sizes``, too.
+    """
+    backward, own = op in (BACKWARD, OVERRIDEABLE_BACKWARD), op >= OVERRIDEABLE
+    if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process
+        raw = ([channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
+    watched = observers or profiler_enabled()
+    takes = own or taken_over()
+    if not own and (thread.in_backend or not (takes or watched) or jit_tracing() is not None):
+        return original(op, a, b, c, *raw)
+    if own:
+        plan = _inside(resolve, "convolution_backward" if backward else "convolution", raw, a, b, c)
+    else:
+        plan = _plan(backward, raw, a, b, c)
+    if plan is not None and takes:
+        ours = own or not plan.aten
+        result = None
+        if ours:
+            with without_autocast():  # which is on where a backward pass runs in its block
+                result = _inside(plan.gradients if backward else plan.contract, a, b, c)
+        if key is not None and requested() is None and (entry := pack(plan, (a, b, c))) and (table := opened()):
+            table.store(key, entry)
+        if ours:
+            return result
+    call = partial(original, op, a, b, c, *raw)
+    if plan is not None and watched:
+        return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", call)
+    return call()
+
+
+def _plan(backward: bool, raw: Any, a: Tensor, b: Tensor, c: Any) -> Plan | None:
+    """Return the plan of a call of PyTorch's operators; None where PyTorch must see the call as it is."""
+    name, make_plan = (
+        ("aten::convolution_backward", _plan_backward) if backward else ("aten::convolution", _plan_forward)
+    )
+    found: Any = find(name, raw, a, b, c, None, True)
+    return _inside(make_plan, found, raw, a, b, c) if found.__class__ is tuple else found
+
+
+def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
+    """Make the plan of a convolution, and remember it."""
+    plan, since = None, generation[0]
+    if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
+        try:
+            plan = make(None, "convolution", raw, input, weight, bias)
+        except BackendError:
+            if active() is not None:
+                raise
+        except ConvgradError:  # PyTorch says in its own words what is wrong
+            pass
+    remember(key, plan, since)
+    return plan
+
+
+def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weight: Tensor) -> Plan | None:
+    """Make the plan of a backward, whose shapes are checked: PyTorch's own kernel reads memory without."""
+    bias_sizes, *arguments, mask = raw
+    plan, since = None, generation[0]
+    try:
+        if len(arguments[1]) not in (1, weight.dim() - 2):
+            raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
+        geometry = conv_geometry(weight.shape, *arguments)
+        check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
+    except ConvgradError:
+        return None
+    if input.shape[0] == grad_output.shape[0] == 0:  # of an empty batch PyTorch checks nothing
+        return None
+    sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
+    check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask)
+    if 0 not in (grad_output.numel(), input.numel()) and any(mask) and not input.is_complex():
+        try:
+            plan = make(None, "convolution_backward", (sizes, *arguments, mask), grad_output, input, weight)
+        except BackendError:
+            if active() is not None:
+                raise
+    remember(key, plan, since)
+    return plan
+
+
+# ---- aten::convolution and its backward, while a block is open ---------------------------------------------
+
+#: How many blocks are open.
+_open = {"takeover": 0, "observe_aten": 0}
+#: Undoes what the first block did.
+_undo: Callable[[], object] | None = None
+#: By operator and device type, what a call ran before ours.
+_originals: dict[tuple[int, str], Callable[..., Any]] = {}
+#: Another thread may be about to call a kernel that is being removed, and PyTorch keeps one alive only while it is
+#: registered; so the last ones are kept alive here.
+_retired: deque[Any] = deque(maxlen=4096)
+_NAMES = {CONVOLUTION: "convolution", BACKWARD: "convolution_backward"}
+
+
+def taken_over() -> int:
+    """Return how many `takeover` blocks are open."""
+    return _open["takeover"]
+
+
+def original(op: int, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
+    """Call what ran before the kernels here were registered: PyTorch's own kernel, or that of other code."""
+    call = _originals.get((op, a.device.type))
+    if call is None:  # another thread has closed the last block since
+        return getattr(_aten, _NAMES[op]).default(a, b, c, *raw)
+    return call(torch._C._dispatch_keys(a) & after_autograd_keys, a, b, c, *raw)
+
+
+@contextmanager
+def exchanged(block: str) -> Generator[None, None, None]:
+    """Exchange PyTorch's kernels from the first block that opens until the last one closes."""
+    _count(block, 1)
+    try:
+        yield
+    finally:
+        _count(block, -1)
+
+
+def _count(block: str, more: int) -> None:
+    global _undo  # noqa: PLW0603
+    with _lock:
+        if _undo is None:
+            _undo = _exchange()
+        _open[block] += more
+        if block == "takeover" and (table := opened()):
+            table.take_over(more)
+        if not any(_open.values()):
+            _undo()
+            _undo = None
+
+
+def _exchange() -> Callable[[], object]:
+    """Put the kernels here in the place of PyTorch's; return what undoes it."""
+    gpu = torch.version.cuda is not None or torch.version.hip is not None
+    keys = ("CPU", "CUDA") if gpu else ("CPU",)
+    for key in keys:
+        for op, name in _NAMES.items():
+            _originals[op, key.lower()] = torch.library.get_kernel(f"aten::{name}", key).call_boxed
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    others = any(has_kernel("aten::convolution", key) for key in keys) or has_kernel(
+        "aten::convolution_backward", "CPU"
+    )
+    table = opened()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
+        undo = _in_python(keys) if table is None else _compiled(table, keys)
+    if table is not None:
+        table.others_kernels(others)
+    _retired.extend(torch.library.get_kernel(f"aten::{name}", key) for name in _NAMES.values() for key in keys)
+    return undo
+
+
+def _compiled(table: Table, keys: tuple[str, ...]) -> Callable[[], object]:
+    libraries = [table.register(key.encode(), 0) for key in keys]
+    return lambda: [table.unregister(library) for library in libraries if library is not None]
+
+
+def _in_python(keys: tuple[str, ...]) -> Callable[[], object]:
+    """Register kernels that compute every call in Python, where there is no compiled library."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def kernel(op: int) -> Callable[..., Any]:
+        return left_by_dynamo(lambda keyset, *arguments: compute(op, None, *arguments))
+
+    try:
+        for key in keys:
+            for op, name in _NAMES.items():
+                library.impl(name, kernel(op), key, with_keyset=True)
+    except BaseException:
+        library._destroy()
+        raise
+    return library._destroy
+
+
+# ---- aten::convolution_overrideable and its backward ----------------------------------------------------------
+
+
+@cache
+def opened() -> Table | None:
+    """Return the table of calls, opened at the first call, with the operators that record a call of this library."""
+    table = open_table(compute)
+    if table is None:
+        return None
+    gpu = torch.version.cuda is not None and torch.version.hip is None
+    for key in ("CPU", "CUDA") if gpu else ("CPU",):
+        if table.register(key.encode(), 1) is None:
+            return None
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    library.impl("convolution_overrideable", fake.convolution, "Meta")
+    library.impl("convolution_backward_overrideable", _fake_backward, "Meta")
+    library.impl("convolution_backward_overrideable", _batched_backward, "FuncTorchBatched")
+    for key in ("AutogradCPU", "AutogradCUDA"):  # a kernel at "Autograd" would yield to PyTorch's composite one
+        library.impl("_convolution_double_backward", _double_backward, key)
+    return table
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def _with_bias_sizes(grad_output: Tensor, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return ([grad_output.shape[1]] if arguments[-1][2] else None, *arguments)
+
+
+def _fake_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
+    """Return the gradients without data, of a backward that is compiled after an eager forward."""
+    return fake.convolution_backward(grad_output, input, weight, *_with_bias_sizes(grad_output, arguments))
+
+
+def _batched_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
+    """Return the gradients of many grad_outputs at once (``is_grads_batched=True``)."""
+    backward = torch.ops.convgrad.convolution_backward.default
+    return backward(grad_output, input, weight, *_with_bias_sizes(grad_output, arguments))
+
+
+#: The node of PyTorch's autograd that differentiates the backward of a call of this library.
+_NODE = "ConvolutionBackwardOverrideableBackward"
+
+
+def _double_backward(
+    gg_input: Tensor | None,
+    gg_weight: Tensor | None,
+    gg_bias: Tensor | None,
+    grad_output: Tensor,
+    weight: Tensor,
+    input: Tensor,
+    *arguments: Any,
+) -> Any:
+    """Return the derivatives of a backward: PyTorch's where it was PyTorch's, else one pass of the table for each.
+
+    PyTorch computes those of a convolution in groups by a loop over the groups.
+    """
+    node = current_node()
+    if node is None or not node.name().startswith(_NODE) or functorch_active():
+        call = torch.ops.aten._convolution_double_backward.default
+        return call.decompose(gg_input, gg_weight, gg_bias, grad_output, weight, input, *arguments)
+    *form, mask = arguments
+    return gradients_of_backward(
+        Form(input.shape, weight.shape, tuple(form)), (gg_input, gg_weight, gg_bias), grad_output, input, weight, mask
+    )
