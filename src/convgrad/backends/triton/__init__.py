@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,10 @@ from ..base import Arithmetic, Backend, capability
 from . import bands
 from .geometry import geometry
 from .tiles import choose, partial_values
+
+if TYPE_CHECKING:
+    from .entry import Entry
+    from .launch import Gradients, Result
 
 __all__ = ["TritonBackend", "TritonBandedBackend"]
 
@@ -60,6 +65,8 @@ class TritonBackend(Backend):
     def __init__(self) -> None:
         self._banned: dict[torch.device, str] = {}
         self._checked: set[tuple[torch.device, str]] = set()
+        self._lock = Lock()
+        self._bound_ones = lru_cache(maxsize=4096)(self._made)
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         return self._reasons_of_the_machine(problem, device) or self._reasons_of_the_kernels(problem, outputs)
@@ -108,7 +115,7 @@ class TritonBackend(Backend):
         return problem.layout
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
-        made = cache(partial(self._made, problem, outputs))  # at the first call, which is when triton is imported
+        made = cache(partial(self._bound, problem, outputs))  # at the first call, which is when triton is imported
 
         def run(*operands: Tensor) -> Any:
             device = operands[0].device
@@ -118,7 +125,30 @@ class TritonBackend(Backend):
 
         return run
 
-    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Callable[..., Any]:
+    def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
+        """Return the one object that computes these outputs on a device, so that `entry` finds what a call selected."""
+        with self._lock:
+            return self._bound_ones(problem, outputs, device)
+
+    def entry(
+        self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor], buffers: int = 0
+    ) -> Entry | None:
+        """Return the launches of such a call for the table of compiled code, where there was one before on this device.
+
+        None if it must go through Triton's launcher.
+
+        Args:
+            operands: of the call, by the names of ``entry.SLOTS``.
+            buffers: the number of scratch buffers that the entry's earlier steps take.
+        """
+        device = next(iter(operands.values())).device
+        if device.type != "cuda" or torch.version.hip is not None or device in self._banned:
+            return None
+        from .entry import entry
+
+        return entry(self._bound(problem, outputs, device), operands, buffers)
+
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
         from .launch import bound
 
         return bound(problem, outputs, self._verifier(problem))
@@ -186,7 +216,7 @@ class TritonBandedBackend(TritonBackend):
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return "banded"
 
-    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Callable[..., Any]:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
         from .launch import bound_bands
 
         return bound_bands(

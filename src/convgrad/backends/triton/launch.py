@@ -3,7 +3,7 @@
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from math import prod
 from typing import Any
@@ -17,14 +17,14 @@ from ...problem import ConvProblem, Output, Outputs
 from . import banded, bands
 from .correlate import add_partials, correlate
 from .geometry import Axis, Geometry, geometry
-from .start import Launch
+from .start import Launch, Selected
 from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts
 
 _NO_TAP = (-1, -1, -1)
 
 
-def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -> Callable[..., Any]:
-    """What computes these outputs of a problem.
+def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -> Result | Gradients:
+    """Return what computes these outputs of a problem.
 
     Args:
         verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a call.
@@ -32,95 +32,159 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -
     g = geometry(problem, adjoint="grad_input" in outputs)
     if outputs in (("forward",), ("grad_input",)):
         launch = partial(launch_of, g, "result", bias_tap=_NO_TAP)
-        return result_of(problem, outputs, verify, launch, problem.memory_format)
+        return Result(problem, outputs, verify, launch, problem.memory_format)
     use: Use = "sweep" if len(outputs) > 1 else "sum"
     tile = choose(g, use)
     assert tile is not None
     main = launch_of(g, use, False, g.whole_tap if "grad_bias" in outputs else _NO_TAP)
-    return gradients_of(problem, outputs, verify, main, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
+    return Gradients(problem, outputs, verify, main, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
 
 
-def result_of(
-    problem: ConvProblem,
-    outputs: Outputs,
-    verify: Callable[..., None],
-    launch: Callable[[bool], Launch],
-    layout: torch.memory_format,
-) -> Callable[..., Tensor]:
-    """``forward`` or ``grad_input`` of one problem.
+#: For each pointer that a kernel takes, the tensor: an operand, an output, the scratch memory, or its part for
+#: ``grad_bias``.
+Places = dict[str, str]
+
+
+class Result:
+    """Computes ``forward`` or ``grad_input`` of one problem.
 
     Args:
         launch: makes the launch for calls without or with a bias.
         layout: of the kernel's source and result.
     """
-    shape = problem.input_shape if outputs == ("grad_input",) else problem.output_shape
-    launches: dict[bool, Launch] = {}
 
-    def run(source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        out = torch.empty(shape, dtype=source.dtype, device=source.device, memory_format=layout)
-        source, weight = source.contiguous(memory_format=layout), weight.contiguous()
-        with_bias = bias is not None
-        if with_bias not in launches:
-            launches[with_bias] = launch(with_bias)
-        _, compiled = launches[with_bias].start(
-            src=source, centre=source, weight=weight, bias=weight if bias is None else bias.contiguous(), out=out,
-            partials=out, bias_partials=out,
-        )  # fmt: skip
+    #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
+    scratch = bias_part = 0
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        outputs: Outputs,
+        verify: Callable[..., None],
+        launch: Callable[[bool], Launch],
+        layout: torch.memory_format,
+    ) -> None:
+        self.problem, self.outputs, self.layout = problem, outputs, layout
+        self._verify, self._launch = verify, launch
+        self._out: Output = outputs[0]
+        self._source = "grad_output" if self._out == "grad_input" else "input"
+        self._launches: dict[bool, tuple[Launch, Places]] = {}
+
+    def _launch_for(self, with_bias: bool) -> tuple[Launch, Places]:
+        found = self._launches.get(with_bias)
+        if found is None:
+            source, out, bias = self._source, self._out, "bias" if with_bias else "weight"
+            places: Places = {"src": source, "centre": source, "weight": "weight", "bias": bias, "out": out,
+                              "partials": out, "bias_partials": out}  # fmt: skip
+            found = self._launches[with_bias] = self._launch(with_bias), places
+        return found
+
+    def __call__(
+        self, source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
+    ) -> Tensor:
+        p = self.problem
+        shape = p.result_shape(self._out)
+        out = torch.empty(shape, dtype=source.dtype, device=source.device, memory_format=self.layout)
+        source, weight = source.contiguous(memory_format=self.layout), weight.contiguous()
+        tensors: dict[str, Tensor] = {self._source: source, "weight": weight, self._out: out}
+        if bias is not None:
+            tensors["bias"] = bias.contiguous()
+        launch, places = self._launch_for(bias is not None)
+        _, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
         if compiled:
-            verify(compiled, outputs, (source, weight, bias), (out,))
-        return out.contiguous(memory_format=problem.memory_format)
+            self._verify(compiled, self.outputs, (source, weight, bias), (out,))
+        return out.contiguous(memory_format=p.memory_format)
 
-    return run
+    def selected(
+        self, device: torch.device, given: Collection[str], aligned: Callable[[str], bool]
+    ) -> list[tuple[Selected, Places]] | None:
+        """Return what such a call starts, one after the other; None if there was none before.
+
+        Args:
+            given: the names of the operands.
+            aligned: whether the tensor of this name is aligned to 16 bytes.
+        """
+        launch, places = self._launch_for("bias" in given)
+        found = launch.selected(device, map(aligned, places.values()))
+        return None if found is None else [(found, places)]
 
 
-def gradients_of(
-    problem: ConvProblem,
-    outputs: Outputs,
-    verify: Callable[..., None],
-    main: Launch,
-    most: int,
-    layout: torch.memory_format,
-) -> Callable[..., Any]:
-    """``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds its partial sums.
+class Gradients:
+    """Computes ``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds partial sums.
 
     Args:
         most: parts of the sums, at most; one part is the result itself.
         layout: of the kernel's operands.
     """
-    p, sweep, with_bias = problem, len(outputs) > 1, "grad_bias" in outputs
-    weights = most * prod(p.weight_shape)
-    size = 4 * (weights + most * p.out_channels * with_bias)
-    adds: dict[int, Launch] = {}
 
-    def run(grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None) -> Any:
-        first, second = (t.contiguous(memory_format=layout) for t in (grad_output, input))
-        source, centre = (first, second) if sweep else (second, first)
-        out = source
-        if sweep:
-            out = torch.empty(p.input_shape, dtype=p.dtype, device=source.device, memory_format=p.memory_format)
-        taps = source if weight is None else weight.contiguous()
-        result = source.new_empty(p.weight_shape)  # [C_out, 1, *k]
-        bias = source.new_empty(p.out_channels) if with_bias else result
-        partials, bias_partials = result, bias
+    def __init__(
+        self,
+        problem: ConvProblem,
+        outputs: Outputs,
+        verify: Callable[..., None],
+        main: Launch,
+        most: int,
+        layout: torch.memory_format,
+    ) -> None:
+        self.problem, self.outputs, self.layout = problem, outputs, layout
+        self._verify, self._main, self._most = verify, main, most
+        self._sweep, self._with_bias = len(outputs) > 1, "grad_bias" in outputs
+        self._weights = prod(problem.weight_shape)
+        self._adds: dict[int, Launch] = {}
+        source, centre = ("grad_output", "input") if self._sweep else ("input", "grad_output")
+        taps, out = ("weight", "grad_input") if self._sweep else (source, source)
+        bias = "grad_bias" if self._with_bias else "grad_weight"
+        partials, bias_partials = "grad_weight", bias
+        #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
+        self.scratch = self.bias_part = 0
         if most > 1:
+            self.bias_part = 4 * most * self._weights
+            self.scratch = self.bias_part + 4 * most * problem.out_channels * self._with_bias
+            partials, bias_partials = "scratch", "bias scratch" if self._with_bias else "scratch"
+        self._places = {"src": source, "centre": centre, "weight": taps, "bias": taps, "out": out,
+                        "partials": partials, "bias_partials": bias_partials}  # fmt: skip
+        self._added = {"partials": partials, "out": "grad_weight", "bias_partials": bias_partials, "bias": bias}
+
+    def __call__(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None
+    ) -> Any:
+        p = self.problem
+        first, second = (t.contiguous(memory_format=self.layout) for t in (grad_output, input))
+        result = first.new_empty(p.weight_shape)  # [C_out, 1, *k]
+        tensors = {"grad_output": first, "input": second, "grad_weight": result}
+        if self._sweep:
+            assert weight is not None
+            tensors["weight"] = weight.contiguous()
+            tensors["grad_input"] = torch.empty(
+                p.input_shape, dtype=p.dtype, device=first.device, memory_format=p.memory_format
+            )
+        if self._with_bias:
+            tensors["grad_bias"] = first.new_empty(p.out_channels)
+        if self._most > 1:
             if workspace is None:
-                workspace = torch.empty(size, dtype=torch.uint8, device=source.device)
-            partials = workspace.view(torch.float32)
-            bias_partials = partials[weights:] if with_bias else partials
-        count, compiled = main.start(
-            src=source, centre=centre, weight=taps, bias=taps, out=out, partials=partials, bias_partials=bias_partials
-        )
-        if most > 1:
-            if count not in adds:
-                adds[count] = adding(count, result.numel(), bias.numel() if with_bias else 0)
-            adds[count].start(partials=partials, out=result, bias_partials=bias_partials, bias=bias)
-        results = {"grad_input": out, "grad_weight": result, "grad_bias": bias}
-        found = tuple(results[output] for output in outputs)
+                workspace = torch.empty(self.scratch, dtype=torch.uint8, device=first.device)
+            tensors["scratch"] = workspace.view(torch.float32)
+            tensors["bias scratch"] = tensors["scratch"][self.bias_part // 4 :]
+        count, compiled = self._main.start(**{name: tensors[place] for name, place in self._places.items()})
+        if self._most > 1:
+            if count not in self._adds:
+                self._adds[count] = adding(count, self._weights, p.out_channels if self._with_bias else 0)
+            self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
+        found = tuple(tensors[output] for output in self.outputs)
         if compiled:
-            verify(compiled, outputs, (grad_output, input, weight), found)
-        return found if sweep else result
+            self._verify(compiled, self.outputs, (grad_output, input, weight), found)
+        return found if self._sweep else result
 
-    return run
+    def selected(
+        self, device: torch.device, given: Collection[str], aligned: Callable[[str], bool]
+    ) -> list[tuple[Selected, Places]] | None:
+        """Return what such a call starts, as `Result.selected`."""
+        main = self._main.selected(device, map(aligned, self._places.values()))
+        if main is None or self._most == 1:
+            return None if main is None else [(main, self._places)]
+        adds = self._adds.get(main.parts)
+        then = None if adds is None else adds.selected(device, map(aligned, self._added.values()))
+        return None if then is None else [(main, self._places), (then, self._added)]
 
 
 def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int]) -> Launch:
@@ -177,16 +241,14 @@ _WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 
 def bound_bands(
     problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]
-) -> Callable[..., Tensor]:
+) -> Result | Gradients:
     """A pass of a problem, as `bound` gives it; float32 is multiplied in this precision, Triton's word."""
     g = geometry(problem, adjoint=output == "grad_input")
     if output != "grad_weight":
         launch = partial(_bands_launch, problem, g, "result", precision)
-        return result_of(problem, (output,), verify, launch, torch.contiguous_format)
+        return Result(problem, (output,), verify, launch, torch.contiguous_format)
     main = _bands_launch(problem, g, "sum", precision, False)
-    return gradients_of(
-        problem, (output,), verify, main, bands.parts(g, bands.choose(g, "sum")), torch.contiguous_format
-    )
+    return Gradients(problem, (output,), verify, main, bands.parts(g, bands.choose(g, "sum")), torch.contiguous_format)
 
 
 def _bands_launch(problem: ConvProblem, g: Geometry, use: bands.Use, precision: str, with_bias: bool) -> Launch:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,19 @@ PROGRAMS = 3 * 132
 #: Programs that one multiprocessor runs at once, of an A100, H100 or B200 (CUDA C++ Programming Guide, technical
 #: specifications per compute capability); PyTorch does not tell.
 _MOST_PROGRAMS = 32
+
+
+class Selected(NamedTuple):
+    """A compiled kernel as one launch starts it."""
+
+    start: Callable[..., object]
+    #: Which of the launch's tensors the kernel takes, by number.
+    taken: list[int]
+    #: The arguments after the tensors.
+    others: list[Any]
+    parts: int
+    programs: int
+    compiled: Any
 
 
 class Launch:
@@ -42,9 +55,8 @@ class Launch:
         self._arguments = arguments
         self._options: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True, **options}
         self._grid = grid
-        #: By device and alignment: what starts a compiled kernel, which tensors it takes, its other arguments, and the
-        #: parts.
-        self._selected: dict[tuple[Any, ...], tuple[Callable[..., object], list[int], list[Any], int]] = {}
+        #: By device and alignment.
+        self._selected: dict[tuple[Any, ...], Selected] = {}
 
     def start(self, **tensors: Tensor) -> tuple[int, str]:
         """Start the kernel; in how many parts, and which compiled one it is where its result is to be looked at.
@@ -59,9 +71,12 @@ class Launch:
             selected = self._selected.get(key)
             if selected is None:
                 return self._select(key, device, tensors)
-            run, taken, others, parts = selected
-            run(*[given[i] for i in taken], *others)
-        return parts, ""
+            selected.start(*[given[i] for i in selected.taken], *selected.others)
+        return selected.parts, ""
+
+    def selected(self, device: torch.device, aligned: Iterable[bool]) -> Selected | None:
+        """What `start` selected for tensors of which these are aligned to 16 bytes; None if it never had any."""
+        return self._selected.get((device, *aligned))
 
     def _select(self, key: tuple[Any, ...], device: torch.device, tensors: dict[str, Tensor]) -> tuple[int, str]:
         """Compile the kernel, or find it in Triton's cache, start it, and keep it."""
@@ -73,12 +88,13 @@ class Launch:
         programs, parts = self._grid(at_once(device, compiled.n_regs, 32 * self._options["num_warps"]))
         arguments = self.arguments(parts, tensors)
         taken = [name for name in tensors if name in arguments]
-        run, others = compiled[programs, 1, 1], list(arguments.values())[len(taken) :]
-        run(*[tensors[name] for name in taken], *others)
+        start, others = compiled[programs, 1, 1], list(arguments.values())[len(taken) :]
+        start(*[tensors[name] for name in taken], *others)
         if capturing():  # nobody can wait for a result
             return parts, ""
         names = list(tensors)
-        self._selected[key] = run, [names.index(name) for name in taken], others, parts
+        numbers = [names.index(name) for name in taken]
+        self._selected[key] = Selected(start, numbers, others, parts, programs, compiled)
         return parts, compiled.hash
 
     def _compiled(self, device: torch.device, tensors: dict[str, Tensor]) -> Any:

@@ -1,0 +1,215 @@
+"""What a call of this backend launches, as bytes that ``csrc/aten/cuda_launch.cpp`` launches without Triton and Python.
+
+Triton compiles a kernel, loads it and launches it the first time. From then on a call with the same key needs the
+function's handle, the grid, and an argument block that differs only in the addresses of its tensors. Kernels that need
+more than that (clusters, cooperative launches, memory that Triton allocates), a profiler's hooks on Triton's launcher,
+and GPUs that are not NVIDIA's have no entry: Triton's launcher starts them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from ...problem import Output
+from .. import _native_library
+from .launch import Gradients, Result
+from .start import Selected
+
+#: The order of ``convgrad_tensors``; scratch buffers follow.
+SLOTS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
+LIBRARY = "libcuda.so.1"
+
+_MOST_PARAMETERS = 24
+_HEAD = Struct("2Q8I")  # CudaLaunch up to its parameters
+_PARAMETER = Struct("i2HQ")  # CudaParameter
+#: Bytes of one ``CudaLaunch``.
+SIZE = _HEAD.size + _MOST_PARAMETERS * _PARAMETER.size
+_FUNCTIONS = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+#: Triton launches a kernel with more shared memory with an attribute that says so.
+_MOST_SHARED = 228 * 1024
+_SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
+
+
+class Entry(NamedTuple):
+    """The launches that compute some outputs of a problem.
+
+    They are valid for operands of the same shapes, strides, dtypes and device, each of which is a multiple of 16 bytes
+    where ``aligned`` says so.
+    """
+
+    #: ``CudaLaunch``, one after the other.
+    launches: bytes
+    #: Bytes of each scratch buffer that the caller allocates, in the order of their slots.
+    scratch: tuple[int, ...]
+    #: The shape and strides of each result that the caller allocates, all of the operands' dtype.
+    results: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]]
+    #: For each operand that is read, whether its address is a multiple of 16: a part of the key.
+    aligned: dict[str, bool]
+
+
+def entry(made: Result | Gradients, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
+    """Return the entry of a call that was made before, with its results checked; None where there can be none.
+
+    Args:
+        made: from `launch.bound` or `launch.bound_bands`.
+        operands: the tensors of the call by the names of `SLOTS`: those of its outputs that are operands, and no other.
+        buffers: the number of scratch buffers of the steps before this one.
+    """
+    device = next(iter(operands.values())).device
+    context = _context(device)
+    if context is None or not all(_as_it_is(made, name, t) for name, t in operands.items()):
+        return None
+    results = _results(made)
+    if results is None:
+        return None
+    aligned = {name: t.data_ptr() % 16 == 0 for name, t in operands.items()}
+    offsets = {"scratch": 0, "bias scratch": made.bias_part}
+
+    def is_aligned(place: str) -> bool:  # PyTorch's allocator aligns what it returns
+        return aligned[place] if place in aligned else offsets.get(place, 0) % 16 == 0
+
+    steps = made.selected(device, operands, is_aligned)
+    if steps is None:
+        return None
+    launches = b""
+    for selected, places in steps:
+        # slot, offset in bytes, alignment
+        pointers = [
+            (SLOTS.index(p) if p in SLOTS else len(SLOTS) + buffers, offsets.get(p, 0), 16 if is_aligned(p) else 1)
+            for p in places.values()
+        ]
+        one = packed(selected, pointers, context)
+        if one is None:
+            return None
+        launches += one
+    return Entry(launches, (made.scratch,) if made.scratch else (), results, aligned)
+
+
+def _as_it_is(made: Result | Gradients, name: str, t: Tensor) -> bool:
+    """Whether the kernels read an operand without a copy."""
+    layout = torch.contiguous_format if name in ("weight", "bias") else made.layout
+    return t.is_contiguous(memory_format=layout) and not t.is_neg()
+
+
+def _results(made: Result | Gradients) -> dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Return the shapes and strides in which the kernels write; None if a result is copied into another layout."""
+    p = made.problem
+    found: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    for output in made.outputs:
+        in_space = output in ("forward", "grad_input")
+        layout = made.layout if in_space else torch.contiguous_format
+        result = torch.empty(p.result_shape(output), device="meta", memory_format=layout)
+        if in_space and not result.is_contiguous(memory_format=p.memory_format):
+            return None
+        found[output] = tuple(result.shape), result.stride()
+    return found
+
+
+def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: int) -> bytes | None:
+    """Return a launch as a ``CudaLaunch``; None if Triton's launcher does more than to pass the arguments.
+
+    Args:
+        pointers: of the launch's tensors: the slot, an offset in bytes, and the alignment.
+    """
+    kernel = selected.compiled
+    if _hooked() or not _plain(kernel.metadata):
+        return None
+    types = [t for t in kernel.src.signature.values() if t != "constexpr"]
+    values: list[tuple[int, int, int]] = [pointers[i] for i in selected.taken]
+    names = list(kernel.src.signature)[len(values) :]
+    for name, value in zip(names, selected.others, strict=True):
+        if kernel.src.signature[name] != "constexpr":
+            values.append((-1, value, 1))
+    sizes = [8 if str(t).startswith("*") else _SIZES.get(str(t), 0) for t in types]
+    expected = _expected(kernel.asm["ptx"], kernel.metadata.name, 32 * kernel.metadata.num_warps)
+    # What the kernel takes beyond its own: addresses of memory that it does not use.
+    more = [] if expected is None else expected[len(sizes) :]
+    if expected is None or sizes != expected[: len(sizes)] or more != [8] * len(more) or len(more) > 2:
+        return None
+    values += [(-1, 0, 1)] * len(more)
+    if len(values) > _MOST_PARAMETERS:
+        return None
+    head = (kernel.function, context, selected.programs, 1, 1, 32 * kernel.metadata.num_warps, 1, 1)
+    block = _HEAD.pack(*head, kernel.metadata.shared, len(values))
+    for (slot, value, alignment), size in zip(values, expected, strict=True):
+        block += _PARAMETER.pack(slot, size, alignment, value % (1 << 8 * size))
+    _pinned[kernel.function] = kernel
+    return block.ljust(SIZE, b"\0")
+
+
+#: Kernels of entries by their handles: they stay loaded, for entries are plain bytes.
+_pinned: dict[int, Any] = {}
+
+
+def _plain(metadata: Any) -> bool:
+    """Whether a kernel is launched without attributes and without memory of Triton's."""
+    unusual = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+    return (
+        metadata.target.backend == "cuda"
+        and metadata.num_ctas == 1
+        and metadata.shared <= _MOST_SHARED
+        and not any(getattr(metadata, name, 0) for name in unusual)
+    )
+
+
+def _hooked() -> bool:
+    """Whether a profiler wants to see Triton's launches: a function, or a chain of some."""
+    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+    return any(getattr(hook, "calls", hook) for hook in hooks)
+
+
+def _expected(ptx: str, name: str, threads: int) -> list[int] | None:
+    """Return the sizes of a kernel's parameters as it was compiled; None for other kinds, or another block size."""
+    found = re.search(rf"\.entry\s+{re.escape(name)}\s*\(([^)]*)\)([^{{]*)", ptx)
+    if found is None:
+        return None
+    parameters, directives = found.groups()
+    sizes = [int(bits) // 8 for bits in re.findall(r"\.param\s+\.[busf](8|16|32|64)\b", parameters)]
+    block = re.search(r"\.reqntid\s+(\d+)", directives)
+    if block is None or int(block[1]) != threads or len(sizes) != parameters.count(".param "):
+        return None
+    return sizes
+
+
+# ---- the driver --------------------------------------------------------------------------------------
+
+
+@cache
+def _driver(library: str) -> ctypes.CDLL | None:
+    """Hand the functions of a driver's library to the compiled launcher; None where one of the two is not there."""
+    native = _native_library.load()
+    if native is None or not hasattr(native, "convgrad_cuda_driver"):
+        return None
+    try:
+        driver = ctypes.CDLL(library)
+        addresses = [ctypes.cast(getattr(driver, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+    except (OSError, AttributeError):
+        return None
+    functions = (ctypes.c_void_p * len(addresses))(*addresses)
+    _given.append(functions)
+    native.convgrad_cuda_driver(functions)
+    return driver
+
+
+#: Structures that the compiled launcher reads at each launch.
+_given: list[Any] = []
+
+
+def _context(device: torch.device) -> int | None:
+    """Return the driver's context in which PyTorch uses a device; None without the driver, or before its first use."""
+    driver = _driver(LIBRARY)
+    if driver is None:
+        return None
+    context = ctypes.c_void_p()
+    with torch.accelerator.device_index(device.index):
+        failed = driver.cuCtxGetCurrent(ctypes.byref(context))
+    return None if failed else context.value
