@@ -172,7 +172,8 @@ class Gradients:
             self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
         found = tuple(tensors[output] for output in self.outputs)
         if compiled:
-            self._verify(compiled, self.outputs, (grad_output, input, weight), found)
+            in_parts = " in parts" * (count > 1)
+            self._verify(compiled + in_parts, self.outputs, (grad_output, input, weight), found)
         return found if self._sweep else result
 
     def selected(
