@@ -52,7 +52,9 @@ class Kernel:
 
     def warmup(self, grid: tuple[int, ...], src: Tensor | None = None, **given: Any) -> Compiled:
         self.compiled.append(given)
-        return Compiled(str((given["out"] if src is None else src).dtype), self.spills.pop(0) if self.spills else 0, self.started)
+        return Compiled(
+            str((given["out"] if src is None else src).dtype), self.spills.pop(0) if self.spills else 0, self.started
+        )
 
 
 @pytest.fixture
