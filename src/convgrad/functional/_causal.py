@@ -244,12 +244,12 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
 
 
 def _with_state(seq_idx: Tensor, before: int) -> Tensor:
-    """[N, L] -> [N, before + L]: a state belongs to the sequence of the first input."""
+    """Return the indices with those of the state before them, [N, before + L]: those of the row's first input."""
     return torch.cat([seq_idx[:, :1].expand(-1, before), seq_idx], 1)
 
 
 def _last_of_packed(joined: Tensor, seq_idx: Tensor) -> Tensor:
-    """The last K - 1 inputs of each row's last sequence, [N, D, K - 1]; in a row of padding, the state before it.
+    """Return the last K - 1 inputs of each row's last sequence, [N, D, K - 1]; of a row of padding, the state before.
 
     Args:
         joined: [N, D, K - 1 + L].
