@@ -5,6 +5,7 @@ import sys
 import time
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,17 +179,66 @@ def test_compare_on_a_device():
     assert seen.speedup("two").value < 0.8
 
 
-def test_enqueuing_takes_time_too_where_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Event:
-        def __init__(self, device: torch.device, enable_timing: bool) -> None: ...
-        def record(self) -> None: ...
-        def elapsed_time(self, end: object) -> float:
-            return 0.01  # milliseconds
+class Card:
+    """The clock of a device: one queue, a gap before each kernel, and a cache that writes back late."""
 
-    monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
-    calls = {"slow to enqueue": lambda: time.sleep(2e-3), "quick": lambda: None}
-    known = dict.fromkeys(calls, 1e-2)
-    seconds = {h: compare(calls, seconds=0.05, device="meta", known=known, host=h).median for h in (False, True)}
-    assert seconds[False]("slow to enqueue") == seconds[False]("quick") == 1e-5
-    assert seconds[True]("slow to enqueue") > 1e-3 > seconds[True]("quick")
+    GAP, READ = 4e-6, 85e-6  # seconds
+    BYTES, CACHE = 3e12, 50e6  # a second; of the cache
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.host = self.free = self.dirty = 0.0
+        card = self
+
+        class Event:
+            def __init__(self, device: torch.device, enable_timing: bool) -> None: ...
+            def record(self) -> None:
+                self.at = max(card.free, card.host)
+
+            def elapsed_time(self, end) -> float:
+                return (end.at - self.at) * 1e3
+
+        patch.setattr(torch, "Event", Event)
+        patch.setattr(torch.accelerator, "synchronize", self.synchronize)
+        patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.host))
+        patch.setattr(timing._Flush, "read", lambda _: self.enqueue(5e-6, self.READ, 256e6))
+        patch.setattr(timing._Flush, "nothing", lambda _: self.enqueue(5e-6, 0.0, 4))
+
+    def synchronize(self, device: torch.device) -> None:
+        self.host = max(self.host, self.free)
+
+    def enqueue(self, host: float, takes: float, read: float = 0.0, written: float = 0.0) -> None:
+        """A kernel that the host launches in some seconds, that runs for others, and reads and writes some bytes."""
+        self.host += host
+        written_back = min(self.dirty, read + written)
+        self.free = max(self.free, self.host) + self.GAP + takes + written_back / self.BYTES
+        self.dirty = min(self.dirty - written_back + written, self.CACHE)
+
+    def compare(self, host: bool = False, **calls):
+        known = dict.fromkeys(calls, 1e-2)
+        return compare(calls, seconds=0.05, device="meta", known=known, host=host).median
+
+
+def test_a_device_never_waits_for_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the gap before a kernel counts, nor the time in which the host enqueues it, unless that is asked for."""
+    card = Card(monkeypatch)
+    calls = {"slow": lambda: card.enqueue(900e-6, 30e-6), "quick": lambda: card.enqueue(5e-6, 30e-6)}
+    seconds = card.compare(**calls)
+    assert seconds("slow") == pytest.approx(30e-6)
+    assert seconds("quick") == pytest.approx(30e-6)
+    seconds = card.compare(host=True, **calls)
+    assert seconds("slow") == pytest.approx(900e-6)
+    assert seconds("quick") == pytest.approx(30e-6)
+
+
+def test_nothing_is_written_back_within_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    calls = {"writes": lambda: card.enqueue(5e-6, 40e-6, 0, 100e6), "reads": lambda: card.enqueue(5e-6, 40e-6, 100e6)}
+    seconds = card.compare(**calls)
+    assert seconds("writes") == pytest.approx(40e-6)
+    assert seconds("reads") == pytest.approx(40e-6)
+
+
+def test_a_call_without_a_kernel_takes_what_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    assert timing.empty_launch("meta") == pytest.approx(card.GAP)
+    assert card.compare(nothing=lambda: None)("nothing") == timing._LEAST_ON_DEVICE

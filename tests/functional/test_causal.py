@@ -88,6 +88,65 @@ def test_chunks_with_a_state_are_the_whole(width: int, chunks: list[int], layout
 
 
 @pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+def test_the_definition_with_a_state_before_packed_rows(width: int, layout: Any) -> None:
+    """The state belongs to the sequence of a row's first input; where that is padding, to none."""
+    x, w, b = whole(torch.float32, width)
+    state = torch.randint(-3, 4, (3, 5, width - 1)).float()
+    ids = torch.cat([PACKED[:, :1].expand(-1, width - 1), PACKED], 1)
+    want = definition(torch.cat([state, x], 2), w, b, ids)[..., width - 1 :].float()
+    got = causal_conv1d(laid_out(x, layout), w, b, layout=layout, initial_state=laid_out(state, layout), seq_idx=PACKED)
+    assert torch.equal(laid_out(got, layout), want)
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("chunks", [[12], [5, 7], [1, 2, 9], [1] * 12])
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_chunks_of_packed_rows_are_the_whole(width: int, chunks: list[int], layout: Any) -> None:
+    """A state that is carried into another sequence is replaced by zeros."""
+    ids = torch.tensor([[0] * 12, [1] * 5 + [2] * 7, [3] * 2 + [4] * 10])
+    x, w, b = whole(torch.float32, width)
+    state, parts, last = None, [], ids[:, 0]
+    for part, its in zip(x.split(chunks, 2), ids.split(chunks, 1), strict=True):
+        if state is not None:
+            state = state * (its[:, 0] == last)[:, None, None]
+        out, state = causal_conv1d(
+            laid_out(part, layout), w, b, layout=layout, initial_state=state, return_state=True, seq_idx=its
+        )
+        parts.append(laid_out(out, layout))
+        last = its[:, -1]
+    assert torch.equal(torch.cat(parts, 2), definition(x, w, b, ids).float())
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("with_state", [False, True])
+def test_the_state_after_packed_rows(with_state: bool, layout: Any) -> None:
+    """Of the last sequence alone, without the padding after it; a row of padding leaves the state as it is."""
+    ids = torch.tensor([[0] * 10 + [1, 1], [0] * 4 + [-1] * 8, [2, 2] + [-1] * 10, [-1] * 12, [-1] * 8 + [5] * 4])
+    x, w = torch.randint(1, 9, (5, 2, 12)).float(), torch.ones(2, 4)
+    x[1, :, 4:] = torch.nan
+    before = torch.randint(1, 9, (5, 2, 3)).float() if with_state else torch.zeros(5, 2, 3)
+    want = torch.stack([
+        F.pad(x[0, :, 10:], (1, 0)), x[1, :, 1:4], torch.cat([before[2, :, 2:], x[2, :, :2]], 1), before[3],
+        x[4, :, 9:],
+    ])  # fmt: skip
+    given = laid_out(before, layout) if with_state else None
+    _, state = causal_conv1d(laid_out(x, layout), w, layout=layout, seq_idx=ids, initial_state=given, return_state=True)
+    assert torch.equal(laid_out(state, layout), want)
+
+
+def test_steps_after_packed_rows_are_the_whole() -> None:
+    """`causal_conv1d_update` goes on where the last sequence of each row ended, padding after it or not."""
+    ids = torch.tensor([[0] * 5 + [1] * 3 + [1] * 4, [0] * 2 + [1] * 6 + [1] * 4, [2] * 8 + [2] * 4])
+    x, w, b = whole(torch.float32, 4)
+    prefix = torch.cat([x[..., :8], torch.full((3, 5, 2), torch.nan)], 2)
+    padded = F.pad(ids[:, :8], (0, 2), value=-1)
+    _, state = causal_conv1d(prefix, w, b, seq_idx=padded, return_state=True)
+    steps = [causal_conv1d_update(x[..., t], state, w, b) for t in range(8, 12)]
+    assert torch.equal(torch.stack(steps, 2), definition(x, w, b, ids).float()[..., 8:])
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
 @pytest.mark.parametrize("more", [0, 3])
 @pytest.mark.parametrize("steps", [1, 2, 9, 0])
 @pytest.mark.parametrize("ring", [False, True])
@@ -150,7 +209,11 @@ def of_ring(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Ten
     return torch.stack(steps, 2), state
 
 
-CALLS = [of_state, of_packed, of_steps, of_ring]
+def of_packed_with_state(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> Any:
+    return causal_conv1d(x, w, b, initial_state=state, return_state=True, seq_idx=IDS, activation="silu")
+
+
+CALLS = [of_state, of_packed, of_packed_with_state, of_steps, of_ring]
 
 
 def operands() -> tuple[Tensor, ...]:
@@ -165,7 +228,8 @@ def test_derivatives_of_any_order_in_everything(call: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "dynamic"), [(of_state, True), (of_packed, True), (of_steps, False), (of_ring, False)]
+    ("call", "dynamic"),
+    [(of_state, True), (of_packed, True), (of_packed_with_state, True), (of_steps, False), (of_ring, False)],
 )
 def test_compiled_in_one_graph(call: Any, dynamic: bool) -> None:
     tensors, first = operands(), call(*operands())
@@ -193,6 +257,18 @@ def test_packed_rows_under_vmap() -> None:
         leaf = w.clone().requires_grad_()
         (want,) = torch.autograd.grad(F.silu(definition(row[None], leaf, b, its[None])).square().sum(), leaf)
         torch.testing.assert_close(found, want)
+
+
+def test_a_state_before_packed_rows_under_vmap() -> None:
+    x, w, b, state = (t.detach() for t in operands())
+
+    def call(x: Tensor, state: Tensor, ids: Tensor) -> Any:
+        return causal_conv1d(x[None], w, b, initial_state=state[None], seq_idx=ids[None], return_state=True)
+
+    out, last = vmap(call)(x, state, IDS)
+    want, want_last = causal_conv1d(x, w, b, initial_state=state, seq_idx=IDS, return_state=True)
+    torch.testing.assert_close(out[:, 0], want)
+    torch.testing.assert_close(last[:, 0], want_last)
 
 
 def test_packings_under_vmap() -> None:
@@ -249,8 +325,7 @@ def test_another_sequence_may_be_infinite() -> None:
         ({"layout": "LND"}, ValueError, "layout is 'NCL' or 'NLC'"),
         ({"layout": "NLC"}, convgrad.ShapeError, r"Expected a weight \(D, K\) for x of 12 channels"),
         ({"return_state": 1}, TypeError, "return_state is True or False"),
-        ({"seq_idx": PACKED, "return_state": True}, ValueError, "seq_idx packs whole sequences"),
-        ({"seq_idx": PACKED, "initial_state": torch.zeros(3, 5, 3)}, ValueError, "seq_idx packs whole sequences"),
+        ({"seq_idx": PACKED, "initial_state": torch.zeros(3, 5, 2)}, convgrad.ShapeError, "5 channels and 3 steps"),
         ({"seq_idx": PACKED[:, 1:]}, convgrad.ShapeError, r"Expected seq_idx of size \[3, 12\]"),
         ({"seq_idx": PACKED.float()}, convgrad.ShapeError, "int32 or int64, but got"),
         ({"initial_state": torch.zeros(3, 5, 4)}, convgrad.ShapeError, "5 channels and 3 steps, but it has"),
@@ -300,6 +375,17 @@ def test_what_lies_in_padding_reaches_no_gradient(layout: Any) -> None:
     of_x = got[1] if layout == "NCL" else got[1].mT
     torch.testing.assert_close(of_x[..., [0, 1, 3, 4]], torch.cat(want[1:], -1))
     assert not of_x[..., [2, 5]].any()
+
+
+def test_a_state_that_no_sequence_reads_reaches_no_gradient() -> None:
+    x, w = torch.randn(2, 2, 6), torch.randn(2, 3, requires_grad=True)
+    state, ids = torch.full((2, 2, 2), torch.nan), torch.tensor([[-1, 0, 0, 0, 0, 0], [-1] * 6])
+    y, last = convgrad.causal_conv1d(x, w, initial_state=state, seq_idx=ids, return_state=True)
+    (got,) = torch.autograd.grad(y.square().sum(), w)
+    alone = F.conv1d(F.pad(x[:1, :, 1:], (2, 0)), w[:, None], groups=2)
+    torch.testing.assert_close(got, torch.autograd.grad(alone.square().sum(), w)[0])
+    assert torch.equal(last[0], x[0, :, -2:])
+    assert last[1].isnan().all()
 
 
 @pytest.mark.parametrize(("channels", "steps"), [(4, 0), (0, 5)])

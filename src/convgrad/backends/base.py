@@ -99,6 +99,9 @@ class Backend(ABC):
     #: What a measurement depends on besides the library's release: a digest of a source, of a compiled library.
     version: str = ""
 
+    #: Called when `reasons_against` answers otherwise from now on; `engine.register` sets it.
+    changed: Callable[[], None] = staticmethod(lambda: None)
+
     def __repr__(self) -> str:
         return f"<backend {self.name!r}: {self.summary}>"
 

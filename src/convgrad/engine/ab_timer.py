@@ -3,7 +3,8 @@
 Machines drift: clocks, neighbors, caches. Two runs one after the other therefore compare the machine with itself.
 Here every round times each callable once, in alternating order, and only the ratios inside a round count; their
 median gets the distribution-free interval of order statistics (H. A. David, Order Statistics, section 2.5), so that
-one disturbed round costs nothing. On a device, times come from its own events, with its caches flushed before each.
+one disturbed round costs nothing. On a device, times come from its own events, with its caches flushed before each
+call, and without what a launch that does nothing takes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _FEWEST_ROUNDS = 3  # where there is no doubt
 _MUCH = 1.25  # times as long
 _LEAST_BLOCK = 2e-4  # seconds; the clock is good to 1e-7
 _CACHE_BYTES = 256 << 20  # larger than the last-level cache of any device so far
+_LEAST_ON_DEVICE = 5e-7  # seconds; the resolution of a device's events
+_MOST_FLUSHES = 50
 
 
 class Ratio(NamedTuple):
@@ -152,8 +155,8 @@ def compare(
     Args:
         calls: name -> callable without arguments. What it returns is dropped before the next call.
         baseline: name against which ratios are formed; the last one by default.
-        device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
-            the time is that of the kernels and not of their launch.
+        device: where the work runs. On a device each call is timed by events after its caches were flushed, less a
+            launch that does nothing, so that the time is that of the kernels.
         known: seconds per call, for callables that were called a few times before and need no warm-up.
         tie: end as soon as it is clear which one is the fastest (`Comparison.decided`); 0: all rounds.
         host: on a device, a call takes no less than the processor takes to enqueue it, as where nothing else keeps the
@@ -172,7 +175,8 @@ def compare(
     if baseline is None or baseline not in calls:
         raise ValueError(f"baseline={baseline!r} must be one of the callables {list(calls)}")
     device = torch.device(device)
-    timers = {name: _timer(call, device, host) for name, call in calls.items()}
+    flush = None if device.type == "cpu" else _Flush(device)
+    timers = {name: _timer(call, flush, host) for name, call in calls.items()}
     single = known or {name: _warm_up(timer, seconds / (10 * len(calls))) for name, timer in timers.items()}
 
     block = max(_LEAST_BLOCK, seconds / (len(calls) * _MOST_ROUNDS))
@@ -227,28 +231,74 @@ def second_call(call: Callable[[], object], device: torch.device) -> float:
     return call_seconds(call, device)
 
 
-def _timer(call: Callable[[], object], device: torch.device, host: bool) -> Callable[[int], float]:
+def _timer(call: Callable[[], object], flush: _Flush | None, host: bool) -> Callable[[int], float]:
     """Function n -> seconds per call over n calls."""
-    if device.type == "cpu":
+    if flush is None:
         clock = timeit.Timer("call()", timer=time.perf_counter, globals={"call": call})
         return lambda n: clock.timeit(n) / n
-    cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
+
+    expected = [0.0]
 
     def on_device(n: int) -> float:
-        events = [(torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)) for _ in range(n)]
-        enqueued = []
-        for start, end in events:
-            cache.zero_()  # also gives the host time to enqueue the call
+        if not expected[0]:
+            _, expected[0] = flush.times(call, 1, 0.0)
+        took, enqueued = flush.times(call, n, expected[0])
+        expected[0] = enqueued
+        return max(took - flush.empty, _LEAST_ON_DEVICE, enqueued if host else 0.0)
+
+    return on_device
+
+
+class _Flush:
+    """Times calls on a device whose caches hold nothing of theirs, and nothing that is still to be written back.
+
+    Attributes:
+        empty: seconds between two events around a launch that does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory = torch.zeros(_CACHE_BYTES // 4, dtype=torch.float32, device=device)
+        self._total = torch.zeros((), dtype=torch.float32, device=device)
+        self._takes = math.inf
+        self._takes, enqueued = self.times(self.read, 5, 0.0)
+        self.empty, _ = self.times(self.nothing, 11, enqueued)
+
+    def read(self) -> None:
+        """Read more than the caches hold: what a write leaves in them would be written back within the next call."""
+        torch.sum(self._memory, (), out=self._total)
+
+    def nothing(self) -> None:
+        """Launch a kernel that writes one number."""
+        self._total.zero_()
+
+    def times(self, call: Callable[[], object], n: int, expected: float) -> tuple[float, float]:
+        """Return the seconds between the device's events around a call, and those in which it is enqueued: medians.
+
+        Before each call the device has work for longer than the processor takes to enqueue it, so that it never waits.
+
+        Args:
+            expected: seconds in which it is enqueued, about.
+        """
+        flushes = min(_MOST_FLUSHES, 1 + math.ceil(2 * expected / max(self._takes, _LEAST_ON_DEVICE)))
+        events, enqueued = [], []
+        for _ in range(n):
+            start, end = (torch.Event(self._device, enable_timing=True) for _ in range(2))
+            for _ in range(flushes):
+                self.read()
             start.record()
             begun = time.perf_counter()
             call()
             enqueued.append(time.perf_counter() - begun)
             end.record()
-        torch.accelerator.synchronize(device)
-        took = statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
-        return max(took, statistics.median(enqueued)) if host else took
+            events.append((start, end))
+        torch.accelerator.synchronize(self._device)
+        return statistics.median(a.elapsed_time(b) for a, b in events) * 1e-3, statistics.median(enqueued)
 
-    return on_device
+
+def empty_launch(device: torch.device | str) -> float:
+    """Return the seconds of a launch that does nothing, which are subtracted from every time on a device."""
+    return _Flush(torch.device(device)).empty
 
 
 def _warm_up(timer: Callable[[int], float], seconds: float) -> float:

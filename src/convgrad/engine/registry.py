@@ -23,6 +23,7 @@ _hidden: ContextVar[str | None] = ContextVar("convgrad_hidden", default=None)
 def register(backend: Backend) -> None:
     """Add a backend, or replace the one of the same name."""
     _backends[backend.name] = backend
+    backend.changed = invalidate
     invalidate()
 
 

@@ -45,7 +45,7 @@ def causal_conv1d(
     layout: Layout = "NCL",
     initial_state: Tensor | None = None,
     return_state: Literal[True],
-    seq_idx: None = None,
+    seq_idx: Tensor | None = None,
     activation: Activation = None,
 ) -> tuple[Tensor, Tensor]: ...
 @of_tensors("x", "weight", "bias", "initial_state", "seq_idx")
@@ -65,11 +65,12 @@ def causal_conv1d(
     Args:
         layout: the order of the dimensions of x, of the states and of the result. The result has the memory layout of
             x; a transposed view, as Mamba's layers pass it, is not copied.
-        initial_state: the last K - 1 inputs before x; zeros where there is none.
-        return_state: return (result, state), the state being the last K - 1 inputs, for the next call.
+        initial_state: the last K - 1 inputs before x; zeros where there is none. With seq_idx they belong to the
+            sequence of each row's first input: zeros where a row begins a new one.
+        return_state: return (result, state), the state being the last K - 1 inputs, for the next call. With seq_idx it
+            is that of each row's last sequence, with zeros for what is not its; padding after it is passed over.
         seq_idx: to which sequence each input belongs, if several are packed into a row: an output sums inputs of its
-            own sequence only. A negative index marks padding, which is not read and whose output is zero. Not together
-            with a state.
+            own sequence only. A negative index marks padding, which is not read and whose output is zero.
         activation: ``"silu"`` (also called ``"swish"``), applied to the result.
 
     Shape:
@@ -81,7 +82,7 @@ def causal_conv1d(
 
     Raises:
         ShapeError, DtypeError: operands that do not belong together (both RuntimeError).
-        ValueError: another layout or activation, or seq_idx together with a state.
+        ValueError: another layout or activation.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -98,23 +99,29 @@ def causal_conv1d(
     sequence = _sequence("x", x, layout)  # [N, D, L]
     _check(sequence, weight, activation)
     carried = weight.shape[1] - 1
-    if seq_idx is not None and (return_state or initial_state is not None):
-        raise ValueError("seq_idx packs whole sequences: there is no initial_state and no state to return beside it")
-    if seq_idx is not None:
-        _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
-        # Not read: a NaN there, times the gradient 0 of its output, would be one of the weight.
-        sequence = sequence.masked_fill((seq_idx < 0).unsqueeze(1), 0)
+    state = None
     if initial_state is not None:
         state = _of_dtype(_sequence("initial_state", initial_state, layout), sequence)
         _check_state("initial_state", state, sequence, carried, exactly=True)
-        sequence = _joined(state, sequence)
-    output = _filtered(sequence, weight, bias, carried if initial_state is None else 0)
+    read = state
     if seq_idx is not None:
-        output = _separated(output, sequence, weight, bias, seq_idx)
+        _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
+        # Not read: a NaN there, times the gradient 0 of its output, would be one of the weight.
+        padding = (seq_idx < 0).unsqueeze(1)
+        sequence = sequence.masked_fill(padding, 0)
+        read = None if state is None else state.masked_fill(padding[..., :1], 0)
+    joined = sequence if read is None else _joined(read, sequence)
+    output = _filtered(joined, weight, bias, carried if state is None else 0)
+    if seq_idx is not None:
+        output = _separated(output, joined, weight, bias, seq_idx)
     result = _finished(output, activation, layout)
     if not return_state:
         return result
-    return result, _laid_out(F.pad(sequence, (carried - sequence.shape[2], 0)), layout)
+    if seq_idx is None:
+        last = F.pad(joined, (carried - joined.shape[2], 0))
+    else:
+        last = _last_of_packed(F.pad(sequence, (carried, 0)) if state is None else _joined(state, sequence), seq_idx)
+    return result, _laid_out(last, layout)
 
 
 @of_tensors("x", "conv_state", "weight", "bias", "cache_seqlens", "conv_state_indices")
@@ -210,15 +217,20 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
     """The output where the windows that reach into another sequence are computed again, without what is not theirs.
 
     There are few: the first K - 1 of each sequence.
+
+    Args:
+        sequence: what was convolved, with the state before it, if there is one.
     """
     width, (rows, steps) = weight.shape[1], seq_idx.shape
-    of_window = F.pad(seq_idx, (width - 1, 0), value=-1).unfold(1, width, 1)  # [N, L, K]
+    before = sequence.shape[2] - steps  # 0 or K - 1
+    ids = F.pad(_with_state(seq_idx, before), (width - 1 - before, 0), value=-1)
+    of_window = ids.unfold(1, width, 1)  # [N, L, K]
     own = (of_window == seq_idx[..., None]) & (seq_idx >= 0)[..., None]
     if batched := is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
         n, t = torch.ones(rows, steps, device=seq_idx.device).nonzero(as_tuple=True)
     else:
         n, t = (~own).any(2).nonzero(as_tuple=True)  # [P], [P]
-    at = (t[:, None] + torch.arange(1 - width, 1, device=t.device)).clamp(min=0)  # [P, K]
+    at = (t[:, None] + torch.arange(before + 1 - width, before + 1, device=t.device)).clamp(min=0)  # [P, K]
     windows = sequence.transpose(1, 2)[n[:, None], at]  # [P, K, D]
     exact = torch.promote_types(output.dtype, torch.float32)
     windows = torch.where(own[n, t][..., None], windows, 0).to(exact)
@@ -229,6 +241,26 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
     channels = torch.arange(weight.shape[0], device=t.device)
     where = (n[:, None], channels, torch.zeros_like(channels), t[:, None])
     return output.index_put(where, again) if batched else output.index_put_(where, again)
+
+
+def _with_state(seq_idx: Tensor, before: int) -> Tensor:
+    """Return the indices with those of the state before them, [N, before + L]: those of the row's first input."""
+    return torch.cat([seq_idx[:, :1].expand(-1, before), seq_idx], 1)
+
+
+def _last_of_packed(joined: Tensor, seq_idx: Tensor) -> Tensor:
+    """Return the last K - 1 inputs of each row's last sequence, [N, D, K - 1]; of a row of padding, the state before.
+
+    Args:
+        joined: [N, D, K - 1 + L].
+    """
+    rows, steps = seq_idx.shape
+    carried, device = joined.shape[2] - steps, seq_idx.device
+    ends = ((seq_idx >= 0) * torch.arange(1, steps + 1, device=device)).amax(1, keepdim=True)  # after the last input
+    row, at = torch.arange(rows, device=device)[:, None], ends + torch.arange(carried, device=device)  # [N, K - 1]
+    ids = _with_state(seq_idx, carried)
+    own = ids[row, at] == ids[row, ends + carried - 1] if carried else at.bool()
+    return torch.where(own[..., None], joined.transpose(1, 2)[row, at], 0).transpose(1, 2)
 
 
 def _shifted(state: Tensor, inputs: Tensor, carried: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ that bfloat16 holds do not notice; it multiplies matrices in float32, whatever p
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, check, launch, start, tiles
+from convgrad.backends.triton.geometry import geometry
 from convgrad.check.operands import integer_operands, real_operands
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
@@ -293,3 +295,31 @@ def test_in_a_compiled_graph(dynamic: bool) -> None:
         torch.testing.assert_close(result, expected)
         torch.testing.assert_close(operands[0].grad, operands[1].grad)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("tensor", ["source", "result"])
+def test_offsets_of_more_than_32_bits(tensor: str) -> None:
+    """A sequence in one row of channels_last: its length times its channels is the size of a row.
+
+    One program is run, and of its tiles the first and the last, in memory of which nothing else is touched.
+    """
+    channels, length = 4096, (1 << 19) + 64
+    problem = ConvProblem.parse(f"g{channels}mb1ic{channels}ih1iw{length}oc{channels}oh1ow{length}kh1kw3ph0pw1")
+    problem = problem.replace(dtype=torch.float16, memory_format=torch.channels_last)
+    assert problem.needs_int64
+    g = geometry(problem, adjoint=tensor == "source")
+    tile = tiles.choose(g, "result")
+    assert tile is not None
+    made = launch.launch_of(g, "result", False, (-1, -1, -1))
+    count = -(-length // tile.columns) // (tile.lanes // tile.line)  # tiles of a line
+    size = 2 * length * channels
+    memory = [torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float16) for _ in range(2)]
+    src, out = (m.view(1, 1, length, channels).permute(0, 3, 1, 2) for m in memory)
+    src[0, 0, 0, -6:] = torch.arange(1.0, 7)
+    weight = torch.zeros(channels, 1, 1, 3, dtype=torch.float16)
+    weight[0] = torch.tensor([1.0, 10, 100])
+    tensors = {"src": src, "centre": src, "weight": weight, "bias": weight, "out": out, "partials": out}
+    arguments = made.arguments(count - 1, {**tensors, "bias_partials": out})
+    launch.correlate[(1,)](**arguments, **made._options)
+    expected = torch.conv1d(src[0, :1, 0, -8:], weight[:1, :, 0].flip(2) if g.adjoint else weight[:1, :, 0], padding=1)
+    assert out[0, 0, 0, -tile.columns :].tolist() == expected[0, -tile.columns :].tolist()

@@ -14,7 +14,8 @@ from tests.standin_cuda import STREAM, Driver, operand
 from torch import Tensor
 from triton import knobs
 
-from convgrad.backends.triton import TritonBackend, TritonBandedBackend, check, entry
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, check, entry, start
+from convgrad.backends.triton.launch import Steps
 from convgrad.problem import OPERANDS, ConvProblem, Outputs
 
 CPU = torch.device("cpu")
@@ -69,6 +70,11 @@ class Call:
 
     def entry(self, buffers: int = 0) -> entry.Entry:
         found = entry.entry(self.made, self.operands, buffers)
+        assert found is not None
+        return found
+
+    def selected(self) -> Steps:
+        found = self.made.selected(CPU, self.operands, lambda _place, begin: begin % 16 == 0)
         assert found is not None
         return found
 
@@ -147,12 +153,26 @@ def test_other_tensors_of_the_same_alignment(driver: Driver, call: Call) -> None
     assert driver.launch(made, after, scratch) == 0
     moved = {b.data_ptr(): a.data_ptr() for b, a in zip(before.values(), after.values(), strict=True)}
     at, to = call.scratch[0].data_ptr(), scratch[0].data_ptr()
-    moved |= {at: to, at + call.made.bias_part: to + call.made.bias_part}
+    part = call.selected().bias_part
+    moved |= {at: to, at + part: to + part}
     expected = [
         one._replace(parameters=tuple((size, moved.get(value, value)) for size, value in one.parameters))
         for one in call.by_triton
     ]
     assert driver.launched() == expected != call.by_triton
+
+
+def test_sums_in_one_part_leave_nothing_to_be_added(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the channels alone fill the GPU, which shows once the kernel is compiled: later calls are one launch."""
+    monkeypatch.setattr(start, "at_once", lambda *_: 4)
+    for text in ("g4mb800ic4ih8oc4kh3ph1 bfloat16", "g4mb800ic4ih8oc4kh3ph1"):
+        call = Call(driver, text, ALL)
+        assert [one.kernel for one in call.by_triton] == ["correlate", "correlate"]
+        made = call.entry()
+        assert made.scratch == ()
+        assert driver.launch(made, call.tensors(), []) == 0
+        assert driver.launched() == call.by_triton[1:]
+        driver.reset()
 
 
 def test_scratch_buffers_of_the_steps_before(driver: Driver, call: Call) -> None:
@@ -267,9 +287,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("other", OTHERS, ids=[next(iter(o)) for o in OTHERS])
 def test_none_for_kernels_that_need_more(driver: Driver, call: Call, other: dict[str, Any]) -> None:
-    steps = call.made.selected(CPU, call.operands, lambda _: True)
-    assert steps is not None
-    (selected, places), _ = steps
+    selected, places = call.selected().launches[0]
     pointers = [(i, 0, 16) for i in range(len(places))]
     assert entry.packed(selected, pointers, 1) is not None
     kernel = selected.compiled
@@ -290,9 +308,7 @@ def test_none_for_kernels_that_need_more(driver: Driver, call: Call, other: dict
     ],
 )
 def test_none_where_the_compiled_kernel_takes_other_parameters(driver: Driver, call: Call, old: str, new: str) -> None:
-    steps = call.made.selected(CPU, call.operands, lambda _: True)
-    assert steps is not None
-    selected, places = steps[0]
+    selected, places = call.selected().launches[0]
     kernel = selected.compiled
     assert kernel.asm["ptx"].count(old) == 1
     changed = SimpleNamespace(

@@ -17,8 +17,12 @@ pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from convgrad.backends import ReferenceBackend
+from convgrad.backends.base import described
 from convgrad.backends.triton import TritonBackend, check, launch, start
-from convgrad.errors import BackendError
+from convgrad.engine import cache
+from convgrad.engine.registry import get_backend
+from convgrad.engine.rules import by_rule, timed_on
 from convgrad.problem import OPERANDS, ConvProblem, Output
 
 PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih4iw8kh1kw3ph0pw1")
@@ -46,9 +50,11 @@ class Kernel:
         #: Bytes, for each time to come that it is compiled.
         self.spills: list[int] = []
 
-    def warmup(self, grid: tuple[int, ...], src: Tensor, **given: Any) -> Compiled:
+    def warmup(self, grid: tuple[int, ...], src: Tensor | None = None, **given: Any) -> Compiled:
         self.compiled.append(given)
-        return Compiled(str(src.dtype), self.spills.pop(0) if self.spills else 0, self.started)
+        return Compiled(
+            str((given["out"] if src is None else src).dtype), self.spills.pop(0) if self.spills else 0, self.started
+        )
 
 
 @pytest.fixture
@@ -160,26 +166,99 @@ def test_a_kernel_is_checked_once_whatever_the_problem(kernel: Kernel, monkeypat
     assert len(kernel.started) == 4
 
 
-def test_a_wrong_first_result_bans_the_backend(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "empty", lambda *shape, _empty=torch.empty, **how: _empty(*shape, **how).fill_(1))
+def test_a_kernel_is_checked_again_for_much_larger_problems(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each order of magnitude: offsets are larger there."""
+    checked: list[int] = []
+    monkeypatch.setattr(check, "fault", lambda problem, *_: checked.append(problem.batch))
     backend = TritonBackend()
-    with pytest.raises(BackendError, match="its forward kernel is wrong on cpu"):
-        call(backend, PROBLEM)
-    assert any("is wrong" in reason for reason in backend.reasons_against(PROBLEM, ("forward",), torch.device("cpu")))
-    kernel.started.clear()
-    with pytest.raises(BackendError, match="is wrong"):
-        call(backend, PROBLEM, "grad_input")
-    assert not kernel.started
+    for batch in (2, 4, 64, 80, 3):
+        call(backend, PROBLEM.replace(batch=batch))
+    assert checked == [2, 64]
 
 
-def test_nothing_is_checked_during_a_capture(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call outside of one is."""
+BOTH: tuple[Output, ...] = ("grad_input", "grad_weight", "grad_bias")
+
+
+@pytest.mark.parametrize("outputs", [("forward",), ("grad_input",), ("grad_weight",), BOTH[:2], BOTH])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.usefixtures("kernel")
+def test_a_wrong_first_result_bans_the_backend(
+    monkeypatch: pytest.MonkeyPatch, outputs: tuple[Output, ...], layout: torch.memory_format
+) -> None:
+    """This call and all later ones get PyTorch's result, one warning says so, and choices are made again."""
+    monkeypatch.setattr(launch, "add_partials", Kernel(*launch.add_partials.arg_names))
+    problem = PROBLEM.replace(memory_format=layout, has_bias=outputs == ("forward",))
+    backend, changes = TritonBackend(), []
+    monkeypatch.setattr(backend, "changed", lambda: changes.append(1))
+    names: Any = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # type: ignore
+    operands = [torch.randn(problem.shape_of(s)).contiguous(memory_format=layout) for s in names]
+    if problem.has_bias:
+        operands.append(torch.randn(8))
+    exact = {o: ReferenceBackend().bind(problem, (o,)) for o in outputs if o != "grad_bias"}
+    expected = []
+    for output in outputs:
+        given = dict(zip(names, operands, strict=False))
+        if output == "grad_bias":
+            expected.append(given["grad_output"].sum((0, 2, 3)))
+        else:
+            expected.append(exact[output](*[given[s] for s in OPERANDS[output]]))
+    if problem.has_bias:
+        expected[0] += operands[-1].view(-1, 1, 1)
+    for where, name in ((torch, "empty"), (Tensor, "new_empty")):  # memory that holds no right result by chance
+        new = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *of, _new=new, **how: _new(*of, **how).fill_(1))
+    run = backend.bind(problem, outputs)
+    with pytest.warns(RuntimeWarning, match="'triton' is not used on cpu any more: its .* kernel is wrong"):
+        first = run(*operands)
+    for result in (first, run(*operands), backend.bind(problem, outputs)(*operands)):
+        found = result if isinstance(result, tuple) else (result,)
+        assert len(found) == len(expected)
+        for output, one, other in zip(outputs, found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+            assert output in ("grad_weight", "grad_bias") or one.is_contiguous(memory_format=layout)
+    assert changes == [1]
+    assert any("is wrong" in reason for reason in backend.reasons_against(problem, outputs, torch.device("cpu")))
+
+
+def test_a_ban_empties_the_cache_of_plans(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.generation[0]
+    monkeypatch.setattr(check, "fault", lambda *_: "its forward kernel is wrong on cpu")
+    with pytest.warns(RuntimeWarning, match="is wrong"):
+        call(registered := get_backend("triton"), PROBLEM)  # type: ignore[arg-type]
+    assert cache.generation[0] == before + 1
+    registered._banned.clear()  # type: ignore[attr-defined]
+    cache.invalidate()
+
+
+def test_nothing_is_launched_for_the_first_time_during_a_capture(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be neither compiled nor checked there: PyTorch computes, with a warning."""
     checked: list[int] = []
     captures = [True]
     monkeypatch.setattr(check, "fault", lambda *_: checked.append(len(kernel.started)))
     monkeypatch.setattr(start, "capturing", lambda: captures[0])
     backend = TritonBackend()
-    for captures[0] in (True, True, False, True, False):
-        call(backend, PROBLEM)
-    assert checked == [3]
-    assert len(kernel.started) == 5
+    problem = PROBLEM.replace(batch=5)
+    x, weight = torch.randn(problem.input_shape), torch.randn(problem.weight_shape)
+    run = backend.bind(problem, ("forward",))
+    for captures[0] in (True, False, True, False):
+        if not kernel.started and captures[0]:
+            with pytest.warns(RuntimeWarning, match="call the model once before"):
+                result = run(x, weight)
+            torch.testing.assert_close(result, torch.conv2d(x, weight, padding=(0, 1), groups=8))
+        else:
+            run(x, weight)
+    assert checked == [1]
+    assert len(kernel.started) == 3
+
+
+def test_never_by_rule_on_a_gpu_that_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels were compiled for AMD's, and never run there."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    problem = ConvProblem.parse("g144ic144oc144mb256ih112kh7ph3")
+    with described((9, 0)):
+        assert not timed_on(torch.device("cuda"))
+        assert not list(by_rule(problem, ("forward",), torch.device("cuda")))
+        monkeypatch.setattr(torch.version, "hip", None)
+        assert [name for name, _ in by_rule(problem, ("forward",), torch.device("cuda"))] == ["triton"]

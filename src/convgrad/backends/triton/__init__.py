@@ -12,6 +12,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
+from math import prod
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from ... import settings
-from ...errors import BackendError
-from ...problem import ConvProblem, Output, Outputs, Pass, passes_of
+from ..._compat import warn_user
+from ...problem import ConvProblem, Outputs, Pass, passes_of
 from ..base import Arithmetic, Backend, capability
 from . import bands
+from .check import instead
 from .geometry import geometry
+from .start import NotReadyError
 from .tiles import choose, partial_values
 
 if TYPE_CHECKING:
@@ -54,10 +57,22 @@ def _tf32(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and device.type == "cuda" and torch.version.hip is None
 
 
+#: What is said of a problem in a capture.
+_NOT_READY = (
+    "a CUDA graph is captured before {} was computed once; the graph gets PyTorch's kernel instead of Triton's, which "
+    "cannot be compiled and checked in a capture: call the model once before"
+)
+
+
+class _WrongResultError(Exception):
+    """The first result of a compiled kernel is wrong."""
+
+
 class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
-    The first result of each kernel that is compiled is checked on the device; a wrong one bans the backend from there.
+    The first result of each kernel that is compiled is checked on the device. A wrong one bans the backend from there,
+    and PyTorch's kernels compute the call.
     """
 
     name = "triton"
@@ -67,7 +82,7 @@ class TritonBackend(Backend):
 
     def __init__(self) -> None:
         self._banned: dict[torch.device, str] = {}
-        self._checked: set[tuple[torch.device, str]] = set()
+        self._checked: set[tuple[torch.device, str, int]] = set()
         self._lock = Lock()
         self._bound_ones = lru_cache(maxsize=4096)(self._made)
 
@@ -122,11 +137,25 @@ class TritonBackend(Backend):
 
         def run(*operands: Tensor) -> Any:
             device = operands[0].device
-            if self._banned:
-                self._refuse(device)
-            return made(device)(*operands)
+            if device not in self._banned:
+                try:
+                    return made(device)(*operands)
+                except NotReadyError:
+                    warn_user(_NOT_READY.format(problem), RuntimeWarning)
+                except _WrongResultError as wrong:
+                    self._ban(device, str(wrong))
+            return instead(problem, outputs)(*operands)
 
         return run
+
+    def _ban(self, device: torch.device, why: str) -> None:
+        """Compute nothing on a device any more: its kernels are wrong there."""
+        with self._lock:
+            first = device not in self._banned
+            self._banned[device] = why
+        if first:
+            self.changed()
+            warn_user(f"the backend {self.name!r} is not used on {device} any more: {why}", RuntimeWarning)
 
     def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
         """Return the one object that computes these outputs on a device, so that `entry` finds what a call selected."""
@@ -157,29 +186,27 @@ class TritonBackend(Backend):
         return bound(problem, outputs, self._verifier(problem))
 
     def _verifier(self, problem: ConvProblem) -> Callable[..., None]:
-        """What is called with results of compiled kernels; it looks at the first one of each.
+        """Return what is called with results of compiled kernels, and checks the first one of each.
+
+        A kernel is checked again for a problem of another order of magnitude, whose offsets are larger.
 
         Raises:
-            BackendError: it is wrong; so is the backend on this device from now on.
+            _WrongResultError: by what is returned.
         """
+        size = max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
 
         def verify(kernel: str, outputs: Outputs, operands: Any, results: tuple[Tensor, ...]) -> None:
             device = results[0].device
-            if (device, kernel) in self._checked:
+            if (device, kernel, size) in self._checked:
                 return
             from .check import fault
 
             wrong = fault(problem, outputs, operands, results, self.arithmetic(problem, passes_of(outputs)[0], device))
             if wrong:
-                self._banned[device] = wrong
-                self._refuse(device)
-            self._checked.add((device, kernel))
+                raise _WrongResultError(wrong)
+            self._checked.add((device, kernel, size))
 
         return verify
-
-    def _refuse(self, device: torch.device) -> None:
-        if device in self._banned:
-            raise BackendError(f"{self.name}: {self._banned[device]}")
 
 
 class TritonBandedBackend(TritonBackend):

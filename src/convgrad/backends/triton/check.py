@@ -1,4 +1,5 @@
-"""The first result of each compiled kernel, held to a computation in float64 on the CPU of a few of its elements.
+"""The first result of each compiled kernel, held to a computation in float64 on the CPU of a few of its elements, and
+what computes in the place of one that fails.
 
 A kernel that was right for one problem says nothing of another: other constants are another compiled kernel. So what is
 looked at is what the caller gets: the first and the last image, where offsets are largest, of a few channels.
@@ -6,17 +7,19 @@ looked at is what the caller gets: the first and the last image, where offsets a
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass
-from ..base import Arithmetic
+from ...problem import OPERANDS, RESULT, ConvProblem, Output, Outputs, Pass, passes_of
+from ..aten import AtenBackend
+from ..base import Arithmetic, Kernel
 from ..reference import ReferenceBackend
 
-_REFERENCE = ReferenceBackend()
+_ATEN, _REFERENCE = AtenBackend(), ReferenceBackend()
 _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked at in fewer images
 
 
@@ -87,3 +90,25 @@ def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -
     count = int(wrong.sum())
     text = f"{count} of {wrong.numel()} elements looked at are further off than {arithmetic} sums are"
     return text if count else None
+
+
+@lru_cache(maxsize=256)
+def instead(problem: ConvProblem, outputs: Outputs) -> Kernel:
+    """Return PyTorch's kernels for these outputs, pass by pass, as one function that `Backend.bind` describes."""
+    passes: dict[Pass, Kernel] = {p: _ATEN.bind(problem, (p,)) for p in passes_of(outputs)}
+    if len(outputs) == 1:
+        (kernel,) = passes.values()
+        return lambda *operands: kernel(*operands).contiguous(memory_format=problem.memory_format)
+
+    def run(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
+        given = {"grad_output": grad_output, "input": input, "weight": weight}
+        found: dict[Output, Tensor] = {}
+        for pass_, kernel in passes.items():
+            found[pass_] = kernel(*[given[slot] for slot in OPERANDS[pass_]])
+        if "grad_bias" in outputs:
+            found["grad_bias"] = given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
+        if "grad_input" in found:
+            found["grad_input"] = found["grad_input"].contiguous(memory_format=problem.memory_format)
+        return tuple(found[output] for output in outputs)
+
+    return run

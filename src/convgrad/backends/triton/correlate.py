@@ -227,9 +227,13 @@ def correlate(
     groups = (height + R - 1) // R
     items = batch * depth * groups * strips
     tiles = (items + B // LINE - 1) // (B // LINE)
-    row_step, src_row_step = width * step, src_width * step
-    if WIDE:
-        row_step, src_row_step = row_step.to(tl.int64), src_row_step.to(tl.int64)
+    if WIDE:  # before they are multiplied
+        width_step, src_width_step = width.to(tl.int64), src_width.to(tl.int64)
+        if CHANNELS_LAST:
+            step = step.to(tl.int64)
+    else:
+        width_step, src_width_step = width, src_width
+    row_step, src_row_step = width_step * step, src_width_step * step
 
     src_channels = channels * SOURCES if ADJOINT else channels // MULTIPLIER
     sums = zeros(ELEMENTS if SUM else 0, B, V, CHANNELS_LAST)

@@ -74,26 +74,25 @@ def entry(made: Result | Gradients, operands: Mapping[str, Tensor], buffers: int
     if results is None:
         return None
     aligned = {name: t.data_ptr() % 16 == 0 for name, t in operands.items()}
-    offsets = {"scratch": 0, "bias scratch": made.bias_part}
 
-    def is_aligned(place: str) -> bool:  # PyTorch's allocator aligns what it returns
-        return aligned[place] if place in aligned else offsets.get(place, 0) % 16 == 0
+    def is_aligned(place: str, begin: int) -> bool:  # PyTorch's allocator aligns what it returns
+        return aligned.get(place, True) and begin % 16 == 0
 
     steps = made.selected(device, operands, is_aligned)
     if steps is None:
         return None
     launches = b""
-    for selected, places in steps:
-        # slot, offset in bytes, alignment
-        pointers = [
-            (SLOTS.index(p) if p in SLOTS else len(SLOTS) + buffers, offsets.get(p, 0), 16 if is_aligned(p) else 1)
-            for p in places.values()
-        ]
+    for selected, places in steps.launches:
+        pointers: list[tuple[int, int, int]] = []
+        for place in places.values():
+            slot = SLOTS.index(place) if place in SLOTS else len(SLOTS) + buffers
+            begin = steps.bias_part if place == "bias scratch" else 0
+            pointers.append((slot, begin, 16 if is_aligned(place, begin) else 1))
         one = packed(selected, pointers, context)
         if one is None:
             return None
         launches += one
-    return Entry(launches, (made.scratch,) if made.scratch else (), results, aligned)
+    return Entry(launches, (steps.scratch,) if steps.scratch else (), results, aligned)
 
 
 def _as_it_is(made: Result | Gradients, name: str, t: Tensor) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -36,13 +36,22 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -
     use: Use = "sweep" if len(outputs) > 1 else "sum"
     tile = choose(g, use)
     assert tile is not None
-    main = launch_of(g, use, False, g.whole_tap if "grad_bias" in outputs else _NO_TAP)
-    return Gradients(problem, outputs, verify, main, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
+    launch = partial(launch_of, g, use, False, g.whole_tap if "grad_bias" in outputs else _NO_TAP)
+    return Gradients(problem, outputs, verify, launch, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
 
 
 #: For each pointer that a kernel takes, the tensor: an operand, an output, the scratch memory, or its part for
 #: ``grad_bias``.
 Places = dict[str, str]
+
+
+class Steps(NamedTuple):
+    """What a call starts, one launch after the other."""
+
+    launches: list[tuple[Selected, Places]]
+    #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
+    scratch: int = 0
+    bias_part: int = 0
 
 
 class Result:
@@ -52,9 +61,6 @@ class Result:
         launch: makes the launch for calls without or with a bias.
         layout: of the kernel's source and result.
     """
-
-    #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
-    scratch = bias_part = 0
 
     def __init__(
         self,
@@ -96,24 +102,38 @@ class Result:
         return out.contiguous(memory_format=p.memory_format)
 
     def selected(
-        self, device: torch.device, given: Collection[str], aligned: Callable[[str], bool]
-    ) -> list[tuple[Selected, Places]] | None:
-        """Return what such a call starts, one after the other; None if there was none before.
+        self, device: torch.device, given: Collection[str], aligned: Callable[[str, int], bool]
+    ) -> Steps | None:
+        """Return what such a call starts; None if there was none before.
 
         Args:
             given: the names of the operands.
-            aligned: whether the tensor of this name is aligned to 16 bytes.
+            aligned: whether the tensor of this name is aligned to 16 bytes so many bytes after its beginning.
         """
         launch, places = self._launch_for("bias" in given)
-        found = launch.selected(device, map(aligned, places.values()))
-        return None if found is None else [(found, places)]
+        found = launch.selected(device, [aligned(place, 0) for place in places.values()])
+        return None if found is None else Steps([(found, places)])
+
+
+class _Sums(NamedTuple):
+    """How the sums over batch and space are cut: replaced as a whole, for other threads may use it."""
+
+    #: Parts, at most; one part is the result itself.
+    most: int
+    main: Launch
+    places: Places
+    #: Of the launch that adds the parts.
+    added: Places
+    scratch: int
+    bias_part: int
 
 
 class Gradients:
     """Computes ``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds partial sums.
 
     Args:
-        most: parts of the sums, at most; one part is the result itself.
+        launch: makes the launch; its argument is whether the sums are cut into parts.
+        most: parts, at most.
         layout: of the kernel's operands.
     """
 
@@ -122,33 +142,35 @@ class Gradients:
         problem: ConvProblem,
         outputs: Outputs,
         verify: Callable[..., None],
-        main: Launch,
+        launch: Callable[[bool], Launch],
         most: int,
         layout: torch.memory_format,
     ) -> None:
         self.problem, self.outputs, self.layout = problem, outputs, layout
-        self._verify, self._main, self._most = verify, main, most
+        self._verify, self._launch = verify, launch
         self._sweep, self._with_bias = len(outputs) > 1, "grad_bias" in outputs
-        self._weights = prod(problem.weight_shape)
+        self._weights, self._biases = prod(problem.weight_shape), problem.out_channels * self._with_bias
         self._adds: dict[int, Launch] = {}
+        self._sums = self._cut(most)
+
+    def _cut(self, most: int) -> _Sums:
         source, centre = ("grad_output", "input") if self._sweep else ("input", "grad_output")
         taps, out = ("weight", "grad_input") if self._sweep else (source, source)
         bias = "grad_bias" if self._with_bias else "grad_weight"
-        partials, bias_partials = "grad_weight", bias
-        #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
-        self.scratch = self.bias_part = 0
+        partials, bias_partials, scratch, bias_part = "grad_weight", bias, 0, 0
         if most > 1:
-            self.bias_part = 4 * most * self._weights
-            self.scratch = self.bias_part + 4 * most * problem.out_channels * self._with_bias
             partials, bias_partials = "scratch", "bias scratch" if self._with_bias else "scratch"
-        self._places = {"src": source, "centre": centre, "weight": taps, "bias": taps, "out": out,
-                        "partials": partials, "bias_partials": bias_partials}  # fmt: skip
-        self._added = {"partials": partials, "out": "grad_weight", "bias_partials": bias_partials, "bias": bias}
+            bias_part = 4 * most * self._weights
+            scratch = bias_part + 4 * most * self._biases
+        places = {"src": source, "centre": centre, "weight": taps, "bias": taps, "out": out, "partials": partials,
+                  "bias_partials": bias_partials}  # fmt: skip
+        added = {"partials": partials, "out": "grad_weight", "bias_partials": bias_partials, "bias": bias}
+        return _Sums(most, self._launch(most > 1), places, added, scratch, bias_part)
 
     def __call__(
         self, grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None
     ) -> Any:
-        p = self.problem
+        p, sums = self.problem, self._sums
         first, second = (t.contiguous(memory_format=self.layout) for t in (grad_output, input))
         result = first.new_empty(p.weight_shape)  # [C_out, 1, *k]
         tensors = {"grad_output": first, "input": second, "grad_weight": result}
@@ -160,35 +182,45 @@ class Gradients:
             )
         if self._with_bias:
             tensors["grad_bias"] = first.new_empty(p.out_channels)
-        if self._most > 1:
+        if sums.most > 1:
             if workspace is None:
-                workspace = torch.empty(self.scratch, dtype=torch.uint8, device=first.device)
+                workspace = torch.empty(sums.scratch, dtype=torch.uint8, device=first.device)
             tensors["scratch"] = workspace.view(torch.float32)
-            tensors["bias scratch"] = tensors["scratch"][self.bias_part // 4 :]
-        count, compiled = self._main.start(**{name: tensors[place] for name, place in self._places.items()})
-        if self._most > 1:
+            tensors["bias scratch"] = tensors["scratch"][sums.bias_part // 4 :]
+        count, compiled = sums.main.start(**{name: tensors[place] for name, place in sums.places.items()})
+        if sums.most > 1 and count == 1:  # the channels alone fill this GPU: nothing is to be added
+            self._sums = self._cut(1)
+            return self(grad_output, input, weight)
+        if sums.most > 1:
             if count not in self._adds:
-                self._adds[count] = adding(count, self._weights, p.out_channels if self._with_bias else 0)
-            self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
+                self._adds[count] = adding(count, self._weights, self._biases)
+            self._adds[count].start(**{name: tensors[place] for name, place in sums.added.items()})
         found = tuple(tensors[output] for output in self.outputs)
         if compiled:
-            self._verify(compiled, self.outputs, (grad_output, input, weight), found)
+            in_parts = " in parts" * (count > 1)
+            self._verify(compiled + in_parts, self.outputs, (grad_output, input, weight), found)
         return found if self._sweep else result
 
     def selected(
-        self, device: torch.device, given: Collection[str], aligned: Callable[[str], bool]
-    ) -> list[tuple[Selected, Places]] | None:
+        self, device: torch.device, given: Collection[str], aligned: Callable[[str, int], bool]
+    ) -> Steps | None:
         """Return what such a call starts, as `Result.selected`."""
-        main = self._main.selected(device, map(aligned, self._places.values()))
-        if main is None or self._most == 1:
-            return None if main is None else [(main, self._places)]
+        sums = self._sums
+
+        def of(launch: Launch, places: Places) -> Selected | None:
+            begins = [sums.bias_part if place == "bias scratch" else 0 for place in places.values()]
+            return launch.selected(device, map(aligned, places.values(), begins))
+
+        main = of(sums.main, sums.places)
+        if main is None or sums.most == 1:
+            return None if main is None else Steps([(main, sums.places)])
         adds = self._adds.get(main.parts)
-        then = None if adds is None else adds.selected(device, map(aligned, self._added.values()))
-        return None if then is None else [(main, self._places), (then, self._added)]
+        then = None if adds is None else of(adds, sums.added)
+        return None if then is None else Steps([(main, sums.places), (then, sums.added)], sums.scratch, sums.bias_part)
 
 
-def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int]) -> Launch:
-    """A launch of `correlate`."""
+def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int], in_parts: bool = True) -> Launch:
+    """A launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
     depth, height, width = g.axes
@@ -207,7 +239,8 @@ def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, 
         **tile.constants(),
     }
     warps = max(1, tile.lanes // (64 if torch.version.hip is not None else 32))
-    return Launch(correlate, arguments, {"num_warps": warps}, partial(grid_of, g, use, tile))
+    grid = partial(grid_of, g, use, tile)
+    return Launch(correlate, arguments, {"num_warps": warps}, grid if in_parts else lambda _: grid(1))
 
 
 def _sizes(g: Geometry, vector: int, stored: int, loaded: int) -> dict[str, int]:
@@ -247,8 +280,8 @@ def bound_bands(
     if output != "grad_weight":
         launch = partial(_bands_launch, problem, g, "result", precision)
         return Result(problem, (output,), verify, launch, torch.contiguous_format)
-    main = _bands_launch(problem, g, "sum", precision, False)
-    return Gradients(problem, (output,), verify, main, bands.parts(g, bands.choose(g, "sum")), torch.contiguous_format)
+    main, count = _bands_launch(problem, g, "sum", precision, False), bands.parts(g, bands.choose(g, "sum"))
+    return Gradients(problem, (output,), verify, lambda _: main, count, torch.contiguous_format)
 
 
 def _bands_launch(problem: ConvProblem, g: Geometry, use: bands.Use, precision: str, with_bias: bool) -> Launch:

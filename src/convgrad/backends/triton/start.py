@@ -21,6 +21,10 @@ PROGRAMS = 3 * 132
 _MOST_PROGRAMS = 32
 
 
+class NotReadyError(Exception):
+    """A CUDA graph is being captured, in which no kernel can be compiled, loaded and checked."""
+
+
 class Selected(NamedTuple):
     """A compiled kernel as one launch starts it."""
 
@@ -63,6 +67,9 @@ class Launch:
 
         Args:
             tensors: by name, in the kernel's order; what it does not take is left out.
+
+        Raises:
+            NotReadyError: this is its first call, and within a capture.
         """
         given = tuple(tensors.values())
         device = given[0].device
@@ -80,6 +87,8 @@ class Launch:
 
     def _select(self, key: tuple[Any, ...], device: torch.device, tensors: dict[str, Tensor]) -> tuple[int, str]:
         """Compile the kernel, or find it in Triton's cache, start it, and keep it."""
+        if capturing():
+            raise NotReadyError
         compiled = self._compiled(device, tensors)
         if compiled is None:  # by the interpreter
             programs, parts = self._grid(PROGRAMS)
@@ -90,8 +99,6 @@ class Launch:
         taken = [name for name in tensors if name in arguments]
         start, others = compiled[programs, 1, 1], list(arguments.values())[len(taken) :]
         start(*[tensors[name] for name in taken], *others)
-        if capturing():  # nobody can wait for a result
-            return parts, ""
         names = list(tensors)
         numbers = [names.index(name) for name in taken]
         self._selected[key] = Selected(start, numbers, others, parts, programs, compiled)
