@@ -8,6 +8,7 @@ these survive a machine that was shared; each further measurement adds one, and 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -32,6 +33,7 @@ _KEPT = 7  # of each way's times, the newest
 _KIND = "choice"
 #: A way must be this much faster than the first one to be taken instead: less is noise.
 _CLEAR = 0.98
+_HIGH_SIDE = re.compile(r"(?<=\d):-?\d+")
 
 
 @dataclass
@@ -128,7 +130,8 @@ def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about:
     # A gradient of the bias beside them costs every way about the same.
     named = "+".join(passes_of(outputs))
     unnamed = problem.replace(name="") if problem.name else problem
-    return f"{where} | {'about ' if about else ''}{named} | {unnamed}"
+    text = _HIGH_SIDE.sub("", str(unnamed))  # follows from the output size, and was not written once
+    return f"{where} | {'about ' if about else ''}{named} | {text}"
 
 
 @lru_cache(256)
@@ -231,7 +234,15 @@ def summary(keys: Iterable[str] | None = None) -> dict[str, int]:
 def exported() -> list[dict[str, Any]]:
     """Every measurement as plain data, for another machine of the same kind."""
     rows = ((key.split(" | "), value) for key, value in entries().items())
-    return [{"machine": where, "outputs": outputs, "problem": p, **value} for (where, outputs, p), value in rows]
+    return [{"machine": where, "outputs": outputs, "problem": _whole(p), **v} for (where, outputs, p), v in rows]
+
+
+def _whole(text: str) -> str:
+    """The text of a problem as it is written today, from that in a key."""
+    try:
+        return str(ConvProblem.parse(text))
+    except ValueError:  # another version's
+        return text
 
 
 def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
@@ -248,7 +259,7 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
             raise ValueError(f"this is no measurement: {str(row)[:100]}") from error
         outputs: Any = named.removeprefix("about ").split("+")
         key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
-        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
+        if key != f"{where} | {named} | {_HIGH_SIDE.sub('', text)}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         found[key] = Measurement.of(row)
     for key, new in found.items():
