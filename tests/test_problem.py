@@ -136,14 +136,15 @@ def test_a_padding_mode_without_enough_to_read(text: str, message: str) -> None:
 
 def test_of_tensors() -> None:
     x, w = torch.ones(2, 4, 9, 9), torch.ones(6, 2, 3, 3)
-    for options, text in (
+    calls: list[tuple[dict[str, Any], str]] = [
         ({}, "g2mb2ic4ih9oc6oh7kh3"),
         ({"bias": torch.ones(6), "stride": 2, "padding": 1}, "g2mb2ic4ih9oc6kh3sh2ph1 bias"),
         ({"padding": "same", "dilation": (1, 2)}, "g2mb2ic4ih9iw9oc6oh9ow9kh3kw3ph1pw2dw1"),
         ({"padding": "valid"}, "g2mb2ic4ih9oc6kh3"),
         ({"padding": ((1, 0), (0, -2))}, "g2mb2ic4ih9iw9oc6kh3kw3ph1:0pw0:-2"),
         ({"padding": (1, 0, 0, 2)}, "g2mb2ic4ih9iw9oc6kh3kw3ph1:0pw0:2"),
-    ):
+    ]
+    for options, text in calls:
         assert ConvProblem.of(x, w, groups=2, **options) == ConvProblem.parse(text)
     last = ConvProblem.of(x.bfloat16().to(memory_format=torch.channels_last), w.bfloat16(), groups=2)
     assert last == ConvProblem.parse("g2mb2ic4ih9oc6kh3 bfloat16 channels_last")
