@@ -127,6 +127,52 @@ def test_bad_sizes_are_one_clear_error(extension: ModuleType) -> None:
         extension.reference(torch.randn(1, 3, 5, 5), torch.randn(4, 1, 3, 3), 1)
 
 
+CATCHES = """
+#include <torch/extension.h>
+#include <convgrad.h>
+
+std::string caught(const at::Tensor& x, const at::Tensor& w, bool backward) {
+  try {
+    if (backward) {
+      convgrad::convolution_backward(x, x, w, {1}, {0}, {1}, false, {0}, 1, {true, true, false});
+    } else {
+      convgrad::convolution(x, w, std::nullopt, {1}, {0}, {1}, false, {0}, 1);
+    }
+  } catch (const c10::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("caught", &caught);
+  m.def("without_gil", &caught, pybind11::call_guard<pybind11::gil_scoped_release>());
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_errors_are_those_that_the_header_promises(tmp_path: Path) -> None:
+    """They were pybind11::error_already_set, whose what() holds a traceback of Python."""
+    module = cpp_extension.load_inline(
+        "catches", [CATCHES], extra_include_paths=[convgrad.include_path()], build_directory=str(tmp_path),
+        extra_cflags=["-O0"],
+    )  # fmt: skip
+    x, w = torch.ones(1, 3, 5), torch.ones(2, 4, 2)
+    sizes = (
+        "Given groups=1, weight of size [2, 4, 2], expected input[1, 3, 5] to have 4 channels, "
+        "but got 3 channels instead"
+    )
+    for caught in (module.caught, module.without_gil):
+        assert caught(x, w, False) == caught(x, w, True) == caught(x.clone().requires_grad_(), w, False) == sizes
+        dtypes = "Input type (torch.FloatTensor) and weight type (torch.DoubleTensor) should be the same"
+        assert caught(torch.ones(1, 4, 5), w.double(), False) == dtypes
+        with convgrad.use_backend("aten:cudnn"):
+            assert caught(torch.ones(1, 4, 5), w, False).startswith("backend 'aten:cudnn' cannot compute forward of")
+        assert caught(torch.ones(1, 4, 5), w, False) == "no error"
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_training(example: Any) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 
+import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.problem import OPERANDS, OUTPUTS, PASSES, RESULT, ConvProblem, gradient_outputs, output_length
 from convgrad.testing import problems
@@ -87,7 +92,8 @@ def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None
         ({"groups": 3}, "multiples of groups=3"),
         ({"batch": -1}, "are not negative"),
         ({"in_channels": -2, "groups": 2}, "are not negative"),
-        ({"input_size": (-1, 8), "padding": ((5, 5), (0, 0))}, "are not negative"),
+        ({"input_size": (-1, 8), "padding": ((5, 5), (0, 0))}, "input_size is not negative"),
+        ({"input_size": (0, 8), "padding": ((5, 5), (0, 0))}, "0 only without a batch or channels"),
         ({"origin": "foo"}, "origin is 'plain' or 'transposed', got 'foo'"),
         ({"stride": (0, 1)}, "kernel_size, stride and dilation are positive integers"),
         ({"output_size": (5, 8)}, r"output_size\[1\]=8 does not follow"),
@@ -126,3 +132,38 @@ def test_a_padding_mode_is_a_word_of_the_text(mode: str) -> None:
 def test_a_padding_mode_without_enough_to_read(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConvProblem.parse(text)
+
+
+def test_of_tensors() -> None:
+    x, w = torch.ones(2, 4, 9, 9), torch.ones(6, 2, 3, 3)
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({}, "g2mb2ic4ih9oc6oh7kh3"),
+        ({"bias": torch.ones(6), "stride": 2, "padding": 1}, "g2mb2ic4ih9oc6kh3sh2ph1 bias"),
+        ({"padding": "same", "dilation": (1, 2)}, "g2mb2ic4ih9iw9oc6oh9ow9kh3kw3ph1pw2dw1"),
+        ({"padding": "valid"}, "g2mb2ic4ih9oc6kh3"),
+        ({"padding": ((1, 0), (0, -2))}, "g2mb2ic4ih9iw9oc6kh3kw3ph1:0pw0:-2"),
+        ({"padding": (1, 0, 0, 2)}, "g2mb2ic4ih9iw9oc6kh3kw3ph1:0pw0:2"),
+    ]
+    for options, text in calls:
+        assert ConvProblem.of(x, w, groups=2, **options) == ConvProblem.parse(text)
+    last = ConvProblem.of(x.bfloat16().to(memory_format=torch.channels_last), w.bfloat16(), groups=2)
+    assert last == ConvProblem.parse("g2mb2ic4ih9oc6kh3 bfloat16 channels_last")
+    transposed = ConvProblem.of(x[0], torch.ones(4, 3, 3, 3), stride=2, transposed=True, output_padding=1)
+    assert transposed == ConvProblem.parse("mb1ic4ih9oc3oh20kh3sh2 transposed")
+    with pytest.raises(convgrad.ShapeError, match="to have 2 channels, but got 4"):
+        ConvProblem.of(x, w)
+    with pytest.raises(convgrad.ShapeError, match="'causal', should be one of"):
+        ConvProblem.of(x, w, groups=2, padding="causal")
+
+
+def test_the_constructor_says_how_to_get_a_problem() -> None:
+    make: Any = ConvProblem
+    x, w = torch.ones(2, 4, 9), torch.ones(6, 4, 3)
+    for call in (lambda: make(x, w), lambda: make(x, w, None, stride=2), lambda: make(1, 2), lambda: make(batch=1)):
+        with pytest.raises(TypeError, match=r"ConvProblem\.of\(input, weight, bias.*ConvProblem\.parse"):
+            call()
+
+
+def test_a_problem_is_copied_and_pickled() -> None:
+    p = ConvProblem.parse("ic2iw8oc3kw3")
+    assert pickle.loads(pickle.dumps(p)) == copy.deepcopy(p) == p

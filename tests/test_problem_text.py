@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,26 @@ ALL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
 @settings(max_examples=400)
 def test_canonical_problems_round_trip(problem: ConvProblem) -> None:
     assert parse(format_problem(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ic3ih112oc4oh56kh3sh2", "ph0:1"),
+        ("ic3ih112oc4kh3sh2ph0:1", "ph0:1"),
+        ("ic3ih112oc4kh3sh2ph1:1", "ph1"),
+        ("ic3ih9iw9oc4kh3kw3ph1pw0:2", "ph1pw0:2"),
+        ("ic3iw5oc4kw3pw-1:2", "pw-1:2"),
+        ("ic3iw5oc4kw3pw2:-1", "pw2:-1"),
+        ("ic3ih9oc4kh3ph0:1 transposed", "ph0:1"),
+    ],
+)
+def test_padding_that_differs_between_its_sides_is_written(text: str, shown: str) -> None:
+    problem = parse(text)
+    written = str(problem)
+    assert shown + "d" in written
+    assert parse(written) == problem
+    assert parse(re.sub(r":-?\d+", "", written)) == problem  # as it was once written
 
 
 def test_another_spelling_is_printed_and_read_as_its_canonical_form() -> None:
@@ -93,12 +114,21 @@ def test_a_transposed_descriptor_is_that_of_what_the_user_calls(
 
 @pytest.mark.parametrize("text", ["ic4iw1oc3kw2pw1", "ic4iw1oc3ow0kw2pw2", "ic4ih1iw5oc3oh0ow4kh2kw2ph1pw1"])
 def test_a_transposed_problem_whose_result_has_size_zero(text: str) -> None:
-    problem = parse(text, transposed=True)
+    """It is one only where there is no batch, as in PyTorch."""
+    with pytest.raises(ValueError, match=r"comes out as 0|0 only without a batch"):
+        parse(text, transposed=True)
+    problem = parse("mb0" + text, transposed=True)
     assert problem.input_size[0] == 0
     assert problem.empty
     assert parse(str(problem)) == problem
     with pytest.raises(ValueError, match="absent and comes out as"):
-        parse(text.replace("pw", "pw9").replace("ow0", "").replace("ow4", ""), transposed=True)
+        parse("mb0" + text.replace("pw", "pw9").replace("ow0", "").replace("ow4", ""), transposed=True)
+
+
+@pytest.mark.parametrize("text", ["mb0ic3iw2oc4kw0", "ic0iw0oc4kw2pw1", "mb0ic3iw0oc4ow0kw2sw2 transposed"])
+def test_sizes_of_zero_where_nothing_is_computed(text: str) -> None:
+    assert parse(text).empty
+    assert parse(str(parse(text))) == parse(text)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +163,9 @@ def test_words(short: str, long: str) -> None:
         ("ic3ih3oc4kh5", ["'oh' is absent and comes out as -1", "position 3"]),
         ("ic3id3kd1ih3kh1oc4", ["['d', 'h']"]),
         ("ic3ih3oc4kh1q7", ["'q7'", "position 12"]),
+        ("ic3ih3:3oc4kh1", ["'ih' has two numbers", "position 3"]),
+        ("ic3ih3oc4kh1ph0:1ph0:2", ["'ph' is given twice, as 1 and as 2", "position 17"]),
+        ("ic3ih3oc4kh1ph0:1oh9", ["does not follow from input_size=3"]),
         ("ic3ih3oc4kh1 float", ["'float'", "position 13"]),
         ("ic3iw3oc4kw1 channels_last", ["2 or 3 spatial dimensions"]),
         ("g2ic3ih3oc4kh1", ["groups=2", "in the problem 'g2"]),

@@ -44,6 +44,8 @@ OPERANDS: Final[dict[Pass, tuple[Slot, Slot]]] = {
 #: The slot that a pass yields.
 RESULT: Final[dict[Pass, Slot]] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
 
+#: Fields of a `ConvProblem` that have no default.
+_REQUIRED: Final = 10
 INT32_MAX: Final = 2**31 - 1
 
 
@@ -129,6 +131,16 @@ class ConvProblem:
     padding_mode: PaddingMode = "zeros"
     name: str = field(default="", compare=False)
 
+    def __new__(cls, *args: object, **fields: object) -> ConvProblem:
+        """Refuse tensors, and say which functions make a problem of a call or of a text."""
+        given = (*args, *fields.values())
+        if any(isinstance(value, torch.Tensor) for value in given) or 0 < len(given) < _REQUIRED:
+            raise TypeError(
+                "ConvProblem() takes all its sizes as integers; ConvProblem.of(input, weight, bias, stride=..., ...) "
+                "makes the problem of a call, and ConvProblem.parse(text) that of a text"
+            )
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         d = len(self.input_size)
         sizes = (self.kernel_size, self.stride, self.padding, self.dilation, self.output_size)
@@ -141,18 +153,21 @@ class ConvProblem:
                 f"in_channels={self.in_channels} and out_channels={self.out_channels} "
                 f"must be multiples of groups={self.groups}"
             )
-        if min(self.batch, self.in_channels, self.out_channels, *self.input_size) < 0:
-            raise ValueError(f"batch, channels and input_size are not negative; got {self!r}")
+        if min(self.batch, self.in_channels, self.out_channels) < 0:
+            raise ValueError(f"batch and channels are not negative; got {self!r}")
+        least = 0 if self.empty else 1
+        if min(self.input_size) < least:
+            raise ValueError(f"input_size is not negative, and 0 only without a batch or channels; got {self!r}")
         if self.origin not in ("plain", "transposed"):
             raise ValueError(f"origin is 'plain' or 'transposed', got {self.origin!r}")
-        if min(*self.kernel_size, *self.stride, *self.dilation) < 1:
+        if min(self.kernel_size) < least or min(*self.stride, *self.dilation) < 1:
             raise ValueError(f"kernel_size, stride and dilation are positive integers; got {self!r}")
         if self.padding_mode != "zeros":
             self._check_padding_mode()
         for i, dim in enumerate(self.dims):
             n, out, k, s, low, high, dil = dim
             got = output_length(n, k, s, low, high, dil)
-            if got != out or out < 1:
+            if got != out or out < least:
                 raise ValueError(
                     f"output_size[{i}]={out} does not follow from input_size={n}, "
                     f"kernel_size={k}, stride={s}, padding=({low}, {high}), dilation={dil}, which give {got}"
@@ -255,8 +270,8 @@ class ConvProblem:
 
     @property
     def empty(self) -> bool:
-        """No element to contract: every result is zero (plus bias)."""
-        return 0 in (self.batch, self.in_channels, self.out_channels, *self.input_size)
+        """No batch or no channel: every result is zero (plus bias), and any other size may be 0, as in PyTorch."""
+        return 0 in (self.batch, self.in_channels, self.out_channels)
 
     @property
     def flops(self) -> int:
@@ -291,6 +306,40 @@ class ConvProblem:
             symmetric = low >= 0 and output_length(n, k, s, low, low, dil) == out
             padding.append((low, low if symmetric else dim.least_high))
         return self if tuple(padding) == self.padding else self.replace(padding=tuple(padding))
+
+    @classmethod
+    def of(
+        cls,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | str | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        dilation: int | Sequence[int] = 1,
+        transposed: bool = False,
+        output_padding: int | Sequence[int] = 0,
+        groups: int = 1,
+    ) -> ConvProblem:
+        """Return the problem of a call with these tensors, of which only sizes, dtype and layout are read.
+
+        Args:
+            padding: integers, ``"same"`` or ``"valid"``, or the low and the high side of each dimension.
+
+        Shape:
+            as in `convgrad.convolution`
+
+        Raises:
+            ShapeError: sizes that do not belong together, as in `convgrad.convolution`.
+
+        Equivalent to:
+            >>> x, w = torch.ones(1, 32, 112, 112), torch.ones(32, 1, 3, 3)
+            >>> print(ConvProblem.of(x, w, stride=2, padding=1, groups=32))
+            g32mb1ic32ih112oc32oh56kh3sh2ph1dh0
+        """
+        from .shapes import problem_of_tensors
+
+        form = (stride, padding, dilation, transposed, output_padding, groups)
+        return problem_of_tensors(input, weight, bias, *form)
 
     # ---- text ----------------------------------------------------------------------------------
 

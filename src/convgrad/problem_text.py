@@ -8,15 +8,15 @@ A descriptor is a run of fields without spaces, each a short name and a number::
 sizes, ``k`` kernel, ``s`` stride, ``d`` dilation minus one, ``p`` padding in front. Underscores are ignored. A
 descriptor without ``w`` (or without ``h`` and ``w``) is square (cubic); without ``mb`` its batch is 2. The rules are
 those of oneDNN's benchdnn (``tests/benchdnn/doc/knobs_desc.md`` and its conv and deconv drivers), so published tables
-of shapes are read as they are. Ours goes further in two points: a negative padding crops, and sizes may be 0 where
-a convolution allows it.
+of shapes are read as they are. Ours goes further in three points: padding whose sides differ is written with both
+(``ph0:1``), a negative one crops, and sizes may be 0 where a convolution allows it.
 
 Words may follow, separated by spaces: a dtype, ``channels_last``, ``transposed``, ``bias``, or the padding mode
 ``circular``, ``reflect`` or ``replicate`` where it is not zeros. A transposed descriptor is a deconv descriptor of
 benchdnn: ``ic`` and ``ih`` belong to the tensor that the user calls input.
 
-An absent output size means symmetric padding. A stated one keeps symmetric padding where that already gives it;
-otherwise the padding behind is derived from it.
+Where only one side of the padding is written, an absent output size means symmetric padding. A stated one keeps
+symmetric padding where that already gives it; otherwise the high side is derived from it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MODES: Final = ("circular", "reflect", "replicate")
 WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias", *MODES))
 
 _MOST_DIGITS: Final = 18
-_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
+_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?(?::(-?\d+))?_*")
 _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 
 
@@ -119,18 +119,28 @@ def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
         key, value = found[1], found[2]
         if value is None:
             raise _error(text, at, f"field {key!r} has no number")
-        if len(value) > _MOST_DIGITS:
-            raise _error(text, at, f"field {key!r} has {len(value)} digits")
-        least = {"g": 1, "s": 1}.get(key[0], 0)
-        if int(value) < least and key[0] != "p":
-            raise _error(text, at, f"field {key!r} must be at least {least}, got {value}")
-        if fields.get(key, int(value)) != int(value):
-            raise _error(text, at, f"field {key!r} is given twice, as {fields[key]} and as {value}")
-        fields[key] = int(value)
+        if found[3] is not None and key[0] != "p":
+            raise _error(text, at, f"field {key!r} has two numbers, and only padding has two sides")
+        for name, number in ((key, value), (_high(key), found[3])):
+            if number is None:
+                continue
+            if len(number) > _MOST_DIGITS:
+                raise _error(text, at, f"field {key!r} has {len(number)} digits")
+            least = {"g": 1, "s": 1}.get(key[0], 0)
+            if int(number) < least and key[0] != "p":
+                raise _error(text, at, f"field {key!r} must be at least {least}, got {number}")
+            if fields.get(name, int(number)) != int(number):
+                raise _error(text, at, f"field {key!r} is given twice, as {fields[name]} and as {number}")
+            fields[name] = int(number)
         at = found.end()
     if not fields:
         raise _error(text, at, "no fields")
     return fields, "", at
+
+
+def _high(key: str) -> str:
+    """The key of a padding's high side, where the low side has this one."""
+    return f"{key}:"
 
 
 def _needed(text: str, fields: dict[str, int], key: str, least: int) -> int:
@@ -152,6 +162,11 @@ def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[Dim
     return dims * {"d": 3, "h": 2, "w": 1}[given[0]] if len(given) == 1 else dims
 
 
+def _least(fields: dict[str, int]) -> int:
+    """The least size of a kernel and of an output: where there is no batch or no channel, it may be 0."""
+    return 0 if 0 in (fields.get(key) for key in ("mb", "ic", "oc")) else 1
+
+
 def _mentioned(fields: dict[str, int], axis: str) -> bool:
     """A dimension whose fields all have the values that a missing one has is missing, as in benchdnn."""
     sizes = any(fields.get(f + axis, 0) != 0 for f in "iokpd")
@@ -160,32 +175,34 @@ def _mentioned(fields: dict[str, int], axis: str) -> bool:
 
 def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -> Dimension:
     size = _needed(text, fields, "i" + axis, 0)
-    kernel = _needed(text, fields, "k" + axis, 1)
+    kernel = _needed(text, fields, "k" + axis, _least(fields))
     stride, dilation = fields.get("s" + axis, 1), fields.get("d" + axis, 0) + 1
-    low, out = fields.get("p" + axis), fields.get("o" + axis, 0)
+    low, high, out = fields.get("p" + axis), fields.get(_high("p" + axis)), fields.get("o" + axis, 0)
     span = effective_kernel(kernel, dilation)
     if not out and not (transposed and "o" + axis in fields):
         low = low or 0
+        other = low if high is None else high
         if transposed:
-            out = (size - 1) * stride + span - 2 * low
+            out = (size - 1) * stride + span - low - other
         else:
-            out = output_length(size, kernel, stride, low, low, dilation)
-        if out < (0 if transposed else 1):
+            out = output_length(size, kernel, stride, low, other, dilation)
+        if out < _least(fields):
             raise _error(text, text.find("i" + axis), f"field {'o' + axis!r} is absent and comes out as {out}")
     big, small = (out, size) if transposed else (size, out)
     if low is None:  # half of what is needed, rounded towards zero
         needed = (small - 1) * stride + span - big
         low = needed // 2 if needed >= 0 else -(-needed // 2)
-    dim = Dimension(big, small, kernel, stride, low, 0, dilation)
-    return dim._replace(high=dim.least_high)
+    dim = Dimension(big, small, kernel, stride, low, high or 0, dilation)
+    return dim if high is not None else dim._replace(high=dim.least_high)
 
 
 def format_problem(problem: Any) -> str:
     """The canonical text, which `parse` reads back as ``problem.canonical()``."""
-    p = problem
+    p = problem.canonical()
     user_in, user_out = (p.output_size, p.input_size) if p.transposed else (p.input_size, p.output_size)
     ic, oc = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
-    columns = (user_in, user_out, p.kernel_size, p.stride, [low for low, _ in p.padding], [d - 1 for d in p.dilation])
+    padding = [f"{low}" if low == high else f"{low}:{high}" for low, high in p.padding]
+    columns = (user_in, user_out, p.kernel_size, p.stride, padding, [d - 1 for d in p.dilation])
     same = all(len(set(column)) == 1 for column in columns)
     axes = "dhw"[3 - p.ndim :][: 1 if same else p.ndim]
 

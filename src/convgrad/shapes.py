@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from ._compat import channels_last_of, suggests_channels_last
 from .errors import ShapeError
 from .problem import ConvProblem
 from .sizes import effective_kernel, output_length
@@ -69,8 +71,6 @@ def conv_geometry(
     greater = "dilation should be greater than zero"
     _at_least(1, "dilation", dilation, f"non-positive dilation is not supported: {greater}")
     require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
-    for k in weight_shape[2:]:
-        require(k > 0, lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}")
     return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
 
 
@@ -104,11 +104,15 @@ def padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
 
 
 def convolution_shape(
-    input_shape: Shape, weight_shape: Shape, bias_shape: Shape | None, g: Geometry
+    input_shape: Shape, weight_shape: Shape, bias_shape: Shape | None, g: Geometry, *, as_onednn: bool = False
 ) -> tuple[int, ...]:
     """Shape of the output, after checking input, weight and bias against each other.
 
-    As in ATen, an input without channels gives an output without channels.
+    As in ATen, an input without channels gives an output without channels, and where there is no batch or no channel,
+    sizes may be 0 that otherwise may not.
+
+    Args:
+        as_onednn: accept a transposed convolution whose output has size 0: of PyTorch's kernels, only oneDNN's do.
     """
     check_rank(input_shape, weight_shape)
     _check_groups(weight_shape, g)
@@ -130,7 +134,7 @@ def convolution_shape(
                 f"but got bias of size {list(bias_shape)} instead"
             ),
         )
-    spatial = _output_size(input_shape, weight_shape, g)
+    spatial = _output_size(input_shape, weight_shape, g, as_onednn)
     if isinstance(input_shape[1], int) and input_shape[1] == 0:
         out_channels = 0
     shape = (input_shape[0], out_channels, *spatial)
@@ -187,13 +191,19 @@ def _check_groups(weight_shape: Shape, g: Geometry) -> None:
         require(weight_shape[1] > 0, otherwise("at least", 1))
 
 
-def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[int, ...]:
+def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry, as_onednn: bool) -> tuple[int, ...]:
     sizes, kernel = tuple(input_shape[2:]), tuple(weight_shape[2:])
     dims = tuple(zip(sizes, kernel, g.stride, g.padding, g.dilation, g.output_padding, strict=True))
+    least = 0 if any(isinstance(n, int) and n == 0 for n in input_shape[:2]) else 1
+    for k in kernel:
+        require(
+            k >= least,
+            lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}",
+        )
     if g.transposed:
         for _, _, s, _, dil, op in dims:
             require(
-                op < s or op < dil,
+                least == 0 or op < s or op < dil,
                 lambda: (
                     "output padding must be smaller than either stride or dilation, but got output_padding="
                     f"{list(g.output_padding)}, stride={list(g.stride)}, dilation={list(g.dilation)}"
@@ -214,13 +224,12 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
         out = tuple(output_length(n, k, s, low, high, dil) for n, k, s, (low, high), dil, _ in dims)
     for n in sizes:
         require(
-            n > 0,
+            n >= least,
             lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(input_shape)}",
         )
-    for n in out:  # some of PyTorch's kernels return an empty transposed one, some refuse it
-        enough = n >= 0 if g.transposed else n > 0
+    for n in out:
         require(
-            enough,
+            n >= (0 if as_onednn and g.transposed else least),
             lambda: (
                 f"{f'Given input size per channel: ({_by(sizes)}). ' if g.transposed else ''}"
                 f"Calculated output size per channel: ({_by(out)}). Output size is too small"
@@ -270,3 +279,54 @@ def problem_of(
         has_bias=has_bias,
         origin="transposed" if g.transposed else "plain",
     ).canonical()
+
+
+def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
+    """The layout in which PyTorch would return the results of this convolution; in 1-d that is contiguous.
+
+    PyTorch's own function is called, which takes one padding for both sides: one that leaves room for an output.
+
+    Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format
+    """
+    ndim = len(g.stride)
+    if ndim == 1:
+        return torch.contiguous_format
+    if "meta" in (input.device.type, weight.device.type):
+        last = suggests_channels_last(input) or suggests_channels_last(weight)
+        return channels_last_of(ndim) if last else torch.contiguous_format
+    wider = min if g.transposed else max
+    one: Any = g._replace(padding=tuple(max(wider(low, high), 0) for low, high in g.padding))
+    backend = torch._C._select_conv_backend(input, weight, None, *one)
+    return torch._C._conv_determine_backend_memory_format(input, weight, backend)
+
+
+def problem_of_tensors(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> ConvProblem:
+    """Return the problem of a call, as `ConvProblem.of`."""
+    input = input.unsqueeze(0) if input.dim() == weight.dim() - 1 else input
+    if isinstance(padding, str):
+        dilations = _expand("dilation", dilation, weight.dim() - 2)
+        totals = [(k - 1) * dil for k, dil in zip(weight.shape[2:], dilations, strict=True)]
+        halves = {"valid": [0] * (2 * len(totals)), "same": [p for t in totals for p in (t // 2, t - t // 2)]}
+        if transposed or padding not in halves:
+            raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
+        padding = halves[padding]
+    elif isinstance(padding, int):
+        padding = (padding,)
+    elif padding and not isinstance(padding[0], int):
+        padding = [side for pair in padding for side in pair]
+    g = conv_geometry(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    output_shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
+    return problem_of(
+        input.shape, weight.shape, output_shape, g, dtype=input.dtype, memory_format=layout_of(input, weight, g),
+        has_bias=bias is not None,
+    )  # fmt: skip

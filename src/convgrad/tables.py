@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
@@ -52,7 +53,10 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), wi
 
 
 def wrapped(text: str, width: int, indent: str | None = None) -> str:
-    """Text whose lines are at most ``width`` long: broken at spaces, and continued two columns further in.
+    """Break lines that are wider than ``width`` at spaces, and continue them two columns further in.
+
+    No word is broken, since it may be a path to copy, and no line ends after its first word, which may be a label. A
+    line is wider than ``width`` only where these words are.
 
     Args:
         indent: of the continued lines, where it is another.
@@ -66,10 +70,12 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
     for line in text.splitlines():
         own = line[: len(line) - len(line.lstrip())][: width // 2]
         further = own + "  " if indent is None else indent
+        joined = re.sub(r" *\S+ +", lambda start: start[0].replace(" ", "\0"), line, count=1)  # breaks are at spaces
         lines += textwrap.wrap(
-            line, width, subsequent_indent=further, break_on_hyphens=False, replace_whitespace=False, tabsize=4
+            joined, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False, tabsize=4,
         ) if len(line) > width else [line]  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def counted(number: int, what: str = "problem") -> str:

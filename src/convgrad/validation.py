@@ -24,10 +24,17 @@ def check_backward(
     bias_sizes: Shape | None,
     g: Geometry,
     output_mask: Sequence[bool] = (True, True, True),
+    *,
+    as_onednn: bool = False,
 ) -> None:
-    """Check the operands of the gradients: every size of grad_output, and bias_sizes."""
+    """Check the operands of the gradients: every size of grad_output, and bias_sizes.
+
+    Args:
+        as_onednn: as for `convolution_shape`.
+    """
     require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
-    expected = convolution_shape(input_shape, weight_shape, None, g)
+    check_output_padding(g.transposed, g.output_padding)
+    expected = convolution_shape(input_shape, weight_shape, None, g, as_onednn=as_onednn)
     require(
         len(grad_shape) == len(input_shape),
         lambda: (
@@ -52,6 +59,18 @@ def check_backward(
             lambda: (
                 f"Given {given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
                 f"but got bias_sizes={list(bias_sizes)}"
+            ),
+        )
+
+
+def check_output_padding(transposed: bool, output_padding: Sequence[int]) -> None:
+    """Check that a plain convolution has none: PyTorch computes its output without, and refuses its gradients."""
+    for n in output_padding:
+        require(
+            transposed or n == 0,
+            lambda: (
+                "output_padding is not supported for non-transposed convolutions; "
+                f"got: {' '.join(map(str, output_padding))}"
             ),
         )
 

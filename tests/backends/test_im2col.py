@@ -14,6 +14,7 @@ from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check.memory_guards import PeakMemory
 from convgrad.check.operands import integer_operands
+from convgrad.errors import DtypeError, ShapeError
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.testing import problems
 
@@ -121,3 +122,21 @@ def test_what_it_refuses() -> None:
     assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), ("forward",), cuda)[0]
     assert BACKEND.reasons_against(p.replace(dtype=torch.int64), ("forward",), torch.device("cpu")) == []
     assert BACKEND.reasons_against(p.replace(dtype=torch.float8_e4m3fn), ("forward",), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["forward", "grad_input", "grad_weight"])
+def test_operands_of_another_problem_are_refused(name: str) -> None:
+    p = ConvProblem.parse("mb2ic2iw8oc3kw3")
+    slots = integer_operands(p, PASSES, 0)
+    passes: dict[str, Pass] = {"forward": "forward", "grad_input": "grad_input", "grad_weight": "grad_weight"}
+    operands, function = [slots[s] for s in OPERANDS[passes[name]]], getattr(im2col, name)
+    function(p, *operands)
+    for i, t in enumerate(operands):
+        for other, error in ((t.double(), DtypeError), (torch.cat([t, t]), ShapeError), (t.to("meta"), DtypeError)):
+            with pytest.raises(error, match=r"for the problem|same device"):
+                function(p, *(other if i == j else u for j, u in enumerate(operands)))
+    with pytest.raises(DtypeError, match="for the problem"):  # a float32 result of float64 operands
+        function(p, *(t.double() for t in operands))
+    if name == "forward":
+        with pytest.raises(ShapeError, match="Expected bias of size"):
+            function(p, *operands, torch.zeros(4))

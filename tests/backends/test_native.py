@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import convgrad
 from convgrad.backends import _native_library as library
 from convgrad.check import in_child
 from convgrad.problem import ConvProblem, Pass
@@ -301,10 +305,38 @@ def test_tensors_that_no_cache_holds(text: str) -> None:
 
 
 def test_without_a_library_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONVGRAD_NATIVE_LIBRARY", str(tmp_path / "none.so"))
+    monkeypatch.setattr(library, "library_path", lambda: tmp_path / "none.so")
     monkeypatch.setattr(library, "_try_load", library._try_load.__wrapped__)
     [reason] = BACKEND.reasons_against(ConvProblem.parse("mb1g4ic4iw5oc4kw3"), ("forward",), CPU)
     assert "not installed" in reason
+
+
+LOAD = "import convgrad.backends._native_library as l, os; os.chdir('/'); print(l.instruction_set(), len(l.digest()))"
+
+
+def loaded_from(value: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CONVGRAD_NATIVE_LIBRARY": value}
+    source = str(Path(convgrad.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, environment.get("PYTHONPATH"))))
+    command = [sys.executable, "-c", LOAD]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("value", ["mine.so", "./mine.so", "{}/mine.so", "below/../mine.so"])
+def test_a_library_named_by_a_relative_path_is_loaded(value: str, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    shutil.copy(library.library_path(), tmp_path / "mine.so")
+    done = loaded_from(value.format(tmp_path), tmp_path)
+    assert done.stdout.split() == [library.instruction_set(), "8"], done.stderr
+
+
+@pytest.mark.parametrize("value", ["none.so", "./none.so", "text.so", "libm.so.6", "."])
+def test_a_wrong_name_of_a_library_is_an_error(value: str, tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library")
+    done = loaded_from(value, tmp_path)
+    assert done.returncode == 1
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith(f"ValueError: CONVGRAD_NATIVE_LIBRARY={value!r} names no library that can be used: ")
 
 
 def test_a_forked_child_does_not_hang() -> None:

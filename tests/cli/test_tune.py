@@ -207,7 +207,11 @@ GOOD = {"machine": "m", "outputs": "forward", "problem": SMALL, "times": {"aten"
     3, [], {}, "[" * 100_000, {"choices": 3}, {"choices": [GOOD, 3]},
     *({"choices": [GOOD, {**GOOD, **bad}]} for bad in (
         {"problem": "nothing"}, {"outputs": "backward"}, {"machine": "m | n"}, {"times": {"aten": [0.0]}}, {"times": 3},
-        {"times": {"aten": [10**400]}}, {"machine": "\x1b[31m"}, {"machine": "\ud800"},
+        {"times": {"aten": [10**400]}}, {"machine": "\x1b[31m"}, {"machine": "\ud800"}, {"times": {"aten": [True]}},
+        {"times": {"aten": ["1.5"]}}, {"machine": "m" * 10**7}, {"machine": 3}, {"problem": None}, {"outputs": []},
+        {"times": {"aten": [1.0], "reference": [0.5]}}, {"times": {"aten, reference": [1.0]}}, {"wrong": {"aten": 3}},
+        {"times": {"aten, native": [1.0]}}, {"times": {"aten": 1.0}}, {"times": {"a" * 10**4: [1.0]}}, {"wrong": []},
+        {"times": {"aten": []}}, {"times": {}}, {"times": {"aten": [float("inf")]}}, {"times": {"aten": [None]}},
     )),
 ])  # fmt: skip
 def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:

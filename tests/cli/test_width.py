@@ -1,4 +1,4 @@
-"""What commands print for people is no wider than the terminal; only commands to copy may be."""
+"""What commands print for people is no wider than the terminal; only commands, paths and problems to copy may be."""
 
 from __future__ import annotations
 
@@ -56,8 +56,22 @@ def test_no_line_is_wider(args: tuple[str, ...], capsys, monkeypatch: pytest.Mon
     run(args)
     printed, error = capsys.readouterr()
     assert printed or error
-    wide = [line for line in (printed + error).splitlines() if len(line) > 60]
-    assert [line for line in wide if "repeat: " not in line] == []  # a command, to be copied
+    wide = [line for line in (printed + error).splitlines() if len(line) > 60 and "repeat: " not in line]
+    assert [line for line in wide if len(line.split()) > 2 or max(map(len, line.split())) <= 30] == []
+
+
+@pytest.mark.parametrize("columns", [1, 12, 30, 60, 80, 120])
+def test_the_first_line_of_an_error_holds_a_path_of_any_length_whole(
+    columns: int, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for length in (1, 8, 40, 70, 200):
+        file = tmp_path / ("x" * length)
+        file.write_text("ic2zz9")
+        assert run(["check", str(file)]) == 2
+        first, *rest = capsys.readouterr().err.splitlines()
+        assert first.startswith(f"convgrad: {file}:1:")
+        assert rest
 
 
 def test_the_width_is_used(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,13 @@ pack_tensors = struct.Struct("8P").pack
 pack_norm = struct.Struct("3q2d5i11P").pack
 
 
+_VARIABLE = "CONVGRAD_NATIVE_LIBRARY"
+
+
 def library_path() -> Path:
-    """Where the build puts the library; ``CONVGRAD_NATIVE_LIBRARY`` names another one."""
-    named = os.environ.get("CONVGRAD_NATIVE_LIBRARY")
-    return Path(named) if named else Path(__file__).with_name("libconvgrad_native.so")
+    """Where the build puts the library; an environment variable may name another one."""
+    named = os.environ.get(_VARIABLE)  # absolute, since the loader looks for a bare name elsewhere
+    return Path(named).absolute() if named else Path(__file__).with_name("libconvgrad_native.so")
 
 
 def _why_not_built(path: Path) -> str:
@@ -45,6 +48,14 @@ def _why_not_built(path: Path) -> str:
 @functools.cache
 def _try_load() -> tuple[ctypes.CDLL | None, str]:
     path = library_path()
+    library, why_not = _opened(path)
+    if library is None and (named := os.environ.get(_VARIABLE)):
+        why_not = why_not if path.exists() else f"there is no {path}"
+        raise ValueError(f"{_VARIABLE}={named!r} names no library that can be used: {why_not}")
+    return library, why_not
+
+
+def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, (
             f"the compiled CPU kernels are not installed ({_why_not_built(path)}); install g++ or clang++ and then "
@@ -76,7 +87,11 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def load() -> ctypes.CDLL | None:
-    """The library, or None where it cannot be had."""
+    """The library, or None where there is none.
+
+    Raises:
+        ValueError: the environment variable names one that cannot be loaded.
+    """
     return _try_load()[0]
 
 
@@ -125,4 +140,9 @@ def why_not(name: str) -> str:
 @functools.cache
 def digest() -> str:
     """Tells one build of the library from another; empty without one."""
-    return "" if load() is None else blake2b(library_path().read_bytes(), digest_size=4).hexdigest()
+    library = load()
+    return "" if library is None else blake2b(Path(library._name).read_bytes(), digest_size=4).hexdigest()
+
+
+if os.environ.get(_VARIABLE):  # a wrong value is an error at once, not a slower library
+    load()

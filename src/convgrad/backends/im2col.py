@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from itertools import groupby
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from .._compat import accumulate_dtype, exact_matmul
-from ..problem import ConvProblem, Outputs, Pass
+from ..errors import DtypeError, ShapeError
+from ..problem import ConvProblem, Outputs, Pass, Slot
 from .base import Arithmetic, Backend, Kernel
 from .columns import column_height, columns_size, cut, gather, piece_shape, pieces, positions_in_piece, scatter
 
@@ -59,6 +61,21 @@ def _bytes(p: ConvProblem, outputs: Outputs) -> int:
     if "grad_input" in outputs and accumulate_dtype(p.dtype) != p.dtype:
         sizes.append(piece_shape(p, positions_in_piece(p))[0] * p.in_channels * prod(p.input_size))
     return accumulate_dtype(p.dtype).itemsize * sum(n + -n % _ALIGN for n in sizes)
+
+
+def _check(p: ConvProblem, **operands: Tensor | None) -> None:
+    """Check that each operand, by the name of its slot or ``bias``, is of the problem's shape and dtype."""
+    devices = {t.device for t in operands.values() if t is not None}
+    if len(devices) > 1:
+        raise DtypeError(f"Expected all tensors to be on the same device, but found {sorted(map(str, devices))}")
+    for name, t in operands.items():
+        if t is None:
+            continue
+        shape = p.result_shape("grad_bias") if name == "bias" else p.shape_of(cast("Slot", name))
+        if t.shape != shape:
+            raise ShapeError(f"Expected {name} of size {list(shape)} for the problem {p}, but got {list(t.shape)}")
+        if t.dtype != p.dtype:
+            raise DtypeError(f"Expected {name} of {p.dtype} for the problem {p}, but got {t.dtype}")
 
 
 def _matrix(p: ConvProblem, weight: Tensor, buffers: _Buffers) -> Tensor:
@@ -107,6 +124,7 @@ def forward(
         - workspace: all buffers in one, of as many bytes as the backend says
 
     Raises:
+        ShapeError, DtypeError: operands that are not those of the problem.
         ValueError: a buffer of the wrong dtype, or too small for one output position.
 
     Equivalent to:
@@ -115,6 +133,7 @@ def forward(
         >>> forward(p, torch.ones(1, 2, 4), torch.ones(1, 2, 3), columns=columns).tolist()
         [[[6.0, 6.0]]]
     """
+    _check(problem, input=input, weight=weight, bias=bias)
     p, buffers = problem, _Buffers(problem, input.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = _matrix(p, weight, buffers)
@@ -138,15 +157,21 @@ def grad_input(
     problem: ConvProblem,
     grad_output: Tensor,
     weight: Tensor,
+    bias: Tensor | None = None,
     *,
     columns: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
     """The gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
 
+    Shape:
+        - bias: [C_in] of a transposed problem, whose output this is
+
     Raises:
+        ShapeError, DtypeError: operands that are not those of the problem.
         ValueError: ``columns`` of the wrong dtype, or too small for one output position.
     """
+    _check(problem, grad_output=grad_output, weight=weight, bias=bias)
     p, buffers = problem, _Buffers(problem, grad_output.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = _matrix(p, weight, buffers).transpose(1, 2)  # [G, C_in/G * K, C_out/G]
@@ -162,6 +187,8 @@ def grad_input(
             product_ = columns.view(-1)[: column_height(p) * n].view(p.groups, -1, n)
             torch.bmm(matrix, given.view(p.groups, -1, n), out=product_)
             scatter(p, columns, piece, target)
+        if bias is not None:
+            target += bias.view(-1, *(1,) * p.ndim)
         if widened:
             grad_input[at] = target
     return grad_input
@@ -179,8 +206,10 @@ def grad_weight(
     """The gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
 
     Raises:
+        ShapeError, DtypeError: operands that are not those of the problem.
         ValueError: ``columns`` of the wrong dtype, or too small for one output position.
     """
+    _check(problem, grad_output=grad_output, input=input)
     p, buffers = problem, _Buffers(problem, input.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = buffers.take(p.groups, p.out_channels // p.groups, prod(p.weight_shape[1:])).zero_()
@@ -216,9 +245,9 @@ class Im2colBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            if outputs == ("forward",):
-                return forward(problem, a, b, bias, workspace=workspace)
-            return (grad_input if outputs == ("grad_input",) else grad_weight)(problem, a, b, workspace=workspace)
+            if outputs == ("grad_weight",):
+                return grad_weight(problem, a, b, workspace=workspace)
+            return (forward if outputs == ("forward",) else grad_input)(problem, a, b, bias, workspace=workspace)
 
         return one_pass
 
@@ -226,7 +255,7 @@ class Im2colBackend(Backend):
         return _bytes(problem, outputs)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
-        return not problem.transposed
+        return True
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         narrow = problem.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)

@@ -3,7 +3,7 @@
 Every pass visits the positions of the kernel. At position k, output o reads the padded input at
 ``o * stride + k * dilation``: one strided slice of it, as large as the output. The three passes contract this slice,
 the weight at k and grad_output in the three possible ways. Floats are summed in float64, integers in int64 and complex
-numbers in complex128, and rounded once at the end.
+numbers in complex128, and rounded once, after the bias is added.
 
 Every other backend is held to this one, so it favours being read over being fast.
 """
@@ -16,6 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ..calculus import add_bias
 from ..problem import PADDING_MODES, ConvProblem, Outputs
 from .base import Backend, Kernel
 
@@ -29,6 +30,9 @@ class ReferenceBackend(Backend):
     candidate = False
     padding_modes = PADDING_MODES
 
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return True
+
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         return []
 
@@ -41,6 +45,7 @@ class ReferenceBackend(Backend):
             integers = not (wide.is_floating_point or wide.is_complex)
             device = torch.device("cpu") if integers or a.device.type == "mps" else a.device
             result = contract(problem, a.to(device, wide), b.to(device, wide))
+            result = add_bias(result, None if bias is None else bias.to(device, wide))
             return result.to(a.device, problem.dtype).contiguous(memory_format=problem.memory_format)
 
         return kernel

@@ -250,15 +250,15 @@ def _choice(job: Job, device: torch.device) -> dict[str, Any]:
 def _import(path: Path) -> tuple[int, int]:
     """For how many problems choices were read, and for how many of this kind of machine."""
     from ..engine import measurements
+    from ..foreign import read_json
 
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
-        choices = content["choices"]
+        choices = read_json(path.read_text(encoding="utf-8-sig"))["choices"]
     except FileNotFoundError:
         raise fail(f"there is no file '{path}'", "what convgrad tune --export wrote") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise fail(f"{path} holds no exported choices", "a file that convgrad tune --export wrote") from None
     try:
         return measurements.imported(choices)
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise fail(f"{path} holds no exported choices: {error}") from None

@@ -8,6 +8,7 @@ these survive a machine that was shared; each further measurement adds one, and 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from ..backends import Backend
+from ..foreign import Positive, check
 from ..problem import ConvProblem, Output, Outputs, passes_of
 from ..settings import measured
 from ..sizes import output_length
@@ -32,6 +34,12 @@ _KEPT = 7  # of each way's times, the newest
 _KIND = "choice"
 #: A way must be this much faster than the first one to be taken instead: less is noise.
 _CLEAR = 0.98
+_HIGH_SIDE = re.compile(r"(?<=\d):-?\d+")
+
+
+_MEASUREMENT = {"times": {str: [Positive]}, "wrong?": {str: str}}
+#: What `exported` returns.
+_EXPORTED = [{"machine": str, "outputs": str, "problem": str, **_MEASUREMENT}]
 
 
 @dataclass
@@ -51,14 +59,11 @@ class Measurement:
         Raises:
             ValueError: it is no measurement.
         """
-        try:
-            times = {str(way): [float(t) for t in found] for way, found in value["times"].items()}
-            wrong = {str(way): str(why) for way, why in value.get("wrong", {}).items()}
-        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"this is no measurement: {str(value)[:100]}") from error
-        if not times or not all(found and all(0 < t < math.inf for t in found) for found in times.values()):
-            raise ValueError(f"times of a measurement are positive numbers, got {str(value)[:100]}")
-        return cls(times, wrong)
+        check(value, _MEASUREMENT, "a measurement")
+        times = {way: [float(t) for t in found] for way, found in value["times"].items()}
+        if not times or not all(times.values()):
+            raise ValueError(f"a measurement has no times: {str(value)[:100]}")
+        return cls(times, dict(value.get("wrong", {})))
 
     def to_json(self) -> dict[str, Any]:
         times = {way: [float(f"{t:.4g}") for t in found] for way, found in self.times.items()}
@@ -128,7 +133,8 @@ def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about:
     # A gradient of the bias beside them costs every way about the same.
     named = "+".join(passes_of(outputs))
     unnamed = problem.replace(name="") if problem.name else problem
-    return f"{where} | {'about ' if about else ''}{named} | {unnamed}"
+    text = _HIGH_SIDE.sub("", str(unnamed))  # follows from the output size, and was not written once
+    return f"{where} | {'about ' if about else ''}{named} | {text}"
 
 
 @lru_cache(256)
@@ -232,25 +238,36 @@ def summary(keys: Iterable[str] | None = None) -> dict[str, int]:
 def exported() -> list[dict[str, Any]]:
     """Every measurement as plain data, for another machine of the same kind."""
     rows = ((key.split(" | "), value) for key, value in entries().items())
-    return [{"machine": where, "outputs": outputs, "problem": p, **value} for (where, outputs, p), value in rows]
+    return [{"machine": where, "outputs": outputs, "problem": _whole(p), **v} for (where, outputs, p), v in rows]
 
 
-def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
+def _whole(text: str) -> str:
+    """The text of a problem as it is written today, from that in a key."""
+    try:
+        return str(ConvProblem.parse(text))
+    except ValueError:  # another version's
+        return text
+
+
+def imported(rows: Any) -> tuple[int, int]:
     """Keep what was exported, unless as much is known; of how many problems, and how many for this kind of machine.
 
     Raises:
         ValueError: it is no measurement; then nothing is kept.
     """
+    check(rows, _EXPORTED, "choices")
+    never = {backend.name for backend in backends().values() if not backend.candidate}
     found: dict[str, Measurement] = {}
     for row in rows:
-        try:
-            where, named, text = str(row["machine"]), str(row["outputs"]), str(row["problem"])
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"this is no measurement: {str(row)[:100]}") from error
+        where, named, text = row["machine"], row["outputs"], row["problem"]
         outputs: Any = named.removeprefix("about ").split("+")
         key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
-        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
+        if key != f"{where} | {named} | {_HIGH_SIDE.sub('', text)}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
+        for way in row["times"]:
+            names = [part.split("@")[0] for part in way.split(", ")]
+            if never.intersection(names) or len(names) not in (1, len(outputs)) or not way.isprintable():
+                raise ValueError(f"{way!r} is no choice for {named} of {text}")
         found[key] = Measurement.of(row)
     for key, new in found.items():
         if _read(store.read(_KIND, key)).count < new.count:

@@ -16,6 +16,7 @@ from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role, add_bias, sum_of_bias
 from ..problem import ConvProblem, Output, Outputs, gradient_outputs, in_order
+from ..validation import check_output_padding
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
@@ -149,6 +150,9 @@ class Plan:
         """The plan of the gradients of (input, weight, bias) that are needed; made when it is first needed."""
         plan = self.backwards.get(needs)
         if plan is None:
+            if self.form is not None:
+                *_, transposed, output_padding, _ = self.form.arguments
+                check_output_padding(transposed, output_padding)
             with resume(self.request):
                 outputs = gradient_outputs(self.problem.transposed, needs)
                 plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device, now=True)
@@ -164,7 +168,7 @@ class Plan:
         """
         p = self.problem
         lost = not weight or p.depthwise or p.groups > _MOST_GROUPS or self.request is not None
-        if not self.aten or lost or self.device.type != "cpu" or any(self.arguments[4]):
+        if not self.aten or lost or self.device.type != "cpu" or any(self.arguments[4] + self.form.arguments[4]):
             found = False
         else:
             found = all(self.backward((input, True, bias)).aten for bias in {False, p.has_bias})

@@ -18,19 +18,17 @@ from torch.nn import Parameter
 
 from .._compat import (
     any_autocast,
-    channels_last_of,
     dispatch_modes,
     function_modes,
     functorch_active,
     jit_tracing,
     suggested_format,
-    suggests_channels_last,
 )
 from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Outputs, PaddingMode, gradient_outputs
 from ..settings import flags
-from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
+from ..shapes import Geometry, conv_geometry, convolution_shape, layout_of, problem_of
 from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
 from .plan import Plan, plan_for
@@ -170,7 +168,7 @@ def make(
     return plan
 
 
-# ---- validation and layout -------------------------------------------------------------------------
+# ---- validation -------------------------------------------------------------------------
 
 
 class Checked(NamedTuple):
@@ -235,22 +233,3 @@ _CHECKS: dict[str, Callable[..., Checked]] = {
     "grad_input": checked_grad_input,
     "grad_weight": checked_grad_weight,
 }
-
-
-def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
-    """The layout in which PyTorch would return the results of this convolution; in 1-d that is contiguous.
-
-    PyTorch's own function is called, which takes one padding for both sides: one that leaves room for an output.
-
-    Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format
-    """
-    ndim = len(g.stride)
-    if ndim == 1:
-        return torch.contiguous_format
-    if "meta" in (input.device.type, weight.device.type):
-        last = suggests_channels_last(input) or suggests_channels_last(weight)
-        return channels_last_of(ndim) if last else torch.contiguous_format
-    wider = min if g.transposed else max
-    one: Any = g._replace(padding=tuple(max(wider(low, high), 0) for low, high in g.padding))
-    backend = torch._C._select_conv_backend(input, weight, None, *one)
-    return torch._C._conv_determine_backend_memory_format(input, weight, backend)

@@ -210,12 +210,12 @@ def all_arguments(
     output_padding: Ints,
     groups: int,
 ) -> tuple[Any, ...]:
-    """The operator's arguments; output_padding of a plain convolution is ignored, as in PyTorch."""
+    """The operator's arguments.
+
+    As in PyTorch, a plain convolution is computed without its output_padding, and its gradients are refused.
+    """
     require_bool("transposed", transposed)
     s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    if transposed:
-        pads: tuple[int, ...] = _padding_integers(padding, d)
-        extra = integers(output_padding, d, "output_padding")
-    else:
-        pads, extra = paddings(padding, weight_size, s, dil), (0,) * d
+    extra = integers(output_padding, d, "output_padding")
+    pads = _padding_integers(padding, d) if transposed else paddings(padding, weight_size, s, dil)
     return (s, pads, dil, transposed, extra, _groups(groups))

@@ -4,12 +4,18 @@
 // before the first call here; a call before it throws c10::Error and says so. With autograd, torch.compile's
 // fake tensors and everything else that the dispatcher does; from any thread, with or without the GIL.
 //
+// Every error is a c10::Error whose what() is the message; only what ends a Python program (KeyboardInterrupt,
+// SystemExit) passes through as it is.
+//
 // Compile with -I of what python -c "import convgrad; print(convgrad.include_path())" prints.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include <ATen/core/Tensor.h>
@@ -34,6 +40,28 @@ inline c10::OperatorHandle find(const char* name) {
   return *op;
 }
 
+// Call an operator. Its kernels are Python's, whose exceptions are no c10::Error; as text they read
+// "Type: message\n\nAt:\n  file(line): function".
+template <class Call>
+auto with_c10_errors(const Call& call) {
+  try {
+    return call();
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::string what = error.what();
+    if (what.rfind("KeyboardInterrupt", 0) == 0 || what.rfind("SystemExit", 0) == 0) {
+      throw;
+    }
+    what.resize(std::min(what.size(), what.rfind("\n\nAt:\n")));
+    const auto colon = what.find(": ");
+    if (colon < what.find_first_of(" \n")) { // a type, which is one word
+      what.erase(0, colon + 2);
+    }
+    throw c10::Error(what);
+  }
+}
+
 } // namespace detail
 
 /// An N-d convolution, or with `transposed` an N-d transposed convolution; the arguments are those of at::convolution.
@@ -52,16 +80,18 @@ inline at::Tensor convolution(
     c10::IntArrayRef output_padding,
     int64_t groups) {
   static const auto op = detail::find("convgrad::convolution").typed<at::_ops::convolution::schema>();
-  return op.call(
-      input,
-      weight,
-      bias,
-      c10::fromIntArrayRefSlow(stride),
-      c10::fromIntArrayRefSlow(padding),
-      c10::fromIntArrayRefSlow(dilation),
-      transposed,
-      c10::fromIntArrayRefSlow(output_padding),
-      groups);
+  return detail::with_c10_errors([&] {
+    return op.call(
+        input,
+        weight,
+        bias,
+        c10::fromIntArrayRefSlow(stride),
+        c10::fromIntArrayRefSlow(padding),
+        c10::fromIntArrayRefSlow(dilation),
+        transposed,
+        c10::fromIntArrayRefSlow(output_padding),
+        groups);
+  });
 }
 
 /// The gradients (grad_input, grad_weight, grad_bias) of `convolution`; those that `output_mask` does not ask for are
@@ -81,18 +111,20 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     int64_t groups,
     std::array<bool, 3> output_mask) {
   static const auto op = detail::find("convgrad::convolution_backward").typed<at::_ops::convolution_backward::schema>();
-  return op.call(
-      grad_output,
-      input,
-      weight,
-      bias_sizes.has_value() ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(*bias_sizes)) : std::nullopt,
-      c10::fromIntArrayRefSlow(stride),
-      c10::fromIntArrayRefSlow(padding),
-      c10::fromIntArrayRefSlow(dilation),
-      transposed,
-      c10::fromIntArrayRefSlow(output_padding),
-      groups,
-      output_mask);
+  return detail::with_c10_errors([&] {
+    return op.call(
+        grad_output,
+        input,
+        weight,
+        bias_sizes.has_value() ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(*bias_sizes)) : std::nullopt,
+        c10::fromIntArrayRefSlow(stride),
+        c10::fromIntArrayRefSlow(padding),
+        c10::fromIntArrayRefSlow(dilation),
+        transposed,
+        c10::fromIntArrayRefSlow(output_padding),
+        groups,
+        output_mask);
+  });
 }
 
 /// The same without bias_sizes: a grad_bias that is asked for is [C_out].

@@ -149,7 +149,7 @@ def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weigh
     if input.shape[0] == grad_output.shape[0] == 0:  # of an empty batch PyTorch checks nothing
         return None
     sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
-    check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask)
+    check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
     if 0 not in (grad_output.numel(), input.numel()) and any(mask) and not input.is_complex():
         try:
             plan = make(None, "convolution_backward", (sizes, *arguments, mask), grad_output, input, weight)
