@@ -48,6 +48,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	@if command -v actionlint >/dev/null; then actionlint; else echo "no actionlint: .github/workflows is not checked"; fi
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -90,8 +91,11 @@ $(BIN)/python:
 
 $(INSTALLED) $(FOR_EXAMPLES): $(SOURCES) | $(BIN)/python
 	@echo "installing into $(VENV); the first time this fetches PyTorch and takes some minutes"
+	@echo "compiling the CPU kernels is part of it: about 4 minutes of one core, unless build/ has them"
 	$(INSTALL) -e '.[$(if $(filter $@,$(INSTALLED)),dev,examples)]'
 	@touch $@
+	@why=src/convgrad/backends/libconvgrad_native.txt; [ ! -e $$why ] \
+	  || echo "convgrad: WITHOUT THE COMPILED CPU KERNELS ($$(cat $$why)): install g++ or clang++, then: touch setup.py; make"
 
 $(VENV)/.installed-docs: $(INSTALLED)
 	$(INSTALL) -e '.[dev,docs]'

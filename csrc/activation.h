@@ -2,9 +2,21 @@
 // PyTorch has them.
 #pragma once
 
+#include "convgrad_native.h"
 #include "vector.h"
 
 namespace {
+
+// The Taylor series of the exponential function, known to the compiler at any level of optimization.
+template <class T, int Degree>
+struct ExponentialSeries {
+  T of[Degree + 1] = {};
+
+  constexpr ExponentialSeries() {
+    T factorial = 1;
+    for (int k = 0; k <= Degree; ++k) of[k] = 1 / factorial, factorial *= T(k + 1);
+  }
+};
 
 // e^v to within 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, where the Taylor series needs few terms.
 // Below the smallest normal number it is that; within ln(2) / 2 of the largest number, and above, infinity.
@@ -19,14 +31,10 @@ inline Vec<T, N> exponential(Vec<T, N> v) {
   const V least = V{} + (1 - bias) * ln2, most = V{} + (1 + bias) * ln2;
   v = v < least ? least : v, v = v > most ? most : v;  // a NaN stays one
   const V shifted = v * T(1.44269504088896341) + to_integer, n = shifted - to_integer, r = (v - n * high) - n * low;
-  T factorial = 1;
-  for (int k = 2; k <= degree; ++k) factorial *= T(k);
-  V sum = V{} + 1 / factorial;
+  constexpr ExponentialSeries<T, degree> series;
+  V sum = V{} + series.of[degree];
 #pragma GCC unroll 13
-  for (int k = degree; k > 0; --k) {
-    factorial /= T(k);
-    sum = sum * r + 1 / factorial;
-  }
+  for (int k = degree; k > 0; --k) sum = sum * r + series.of[k - 1];
   const Mask<T, N> exponent = bit_cast<Mask<T, N>>(shifted) - bit_cast<LaneInteger<T>>(to_integer) + bias;
   return sum * bit_cast<V>(exponent << bits);
 }
@@ -88,5 +96,17 @@ struct SiLU {
     return exponential<T, int(sizeof(V) / sizeof(T))>(v);
   }
 };
+
+// `body(the activation of this number)`.
+template <class Body>
+void with_activation(int32_t activation, const Body& body) {
+  switch (activation) {
+    case CONVGRAD_RELU: return body(ReLU());
+    case CONVGRAD_RELU6: return body(ReLU6());
+    case CONVGRAD_SILU: return body(SiLU());
+    case CONVGRAD_HARDSWISH: return body(Hardswish());
+    default: return body(Identity());
+  }
+}
 
 }  // namespace

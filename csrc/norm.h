@@ -11,6 +11,8 @@
 //
 // A centre near the mean leaves nothing to cancel, and few terms are added in the arithmetic's type before the sum goes
 // on in double. No result depends on the number of threads.
+//
+// Only the loops over the elements are compiled for each activation.
 #pragma once
 
 #include "activation.h"
@@ -21,7 +23,7 @@
 namespace {
 
 // What does not depend on how the elements lie.
-template <class S, class T, int N, class Activation, bool Backward>
+template <class S, class T, int N, bool Backward>
 class Norm {
  protected:
   explicit Norm(const convgrad_norm& problem)
@@ -121,14 +123,19 @@ class Norm {
 
   static V load_grad(const S* from) { return Backward ? load<T, N>(from) : V{}; }
 
+  // The activation that the sums depend on: none forward.
+  template <class Activation>
+  using InSums = std::conditional_t<Backward, Activation, Identity>;
+
+  template <class Activation>
   static V term(V d, V g, const Coefficients& by) {
     return Backward ? Activation::gradient(d * by.slope + by.bias, g) : d;
   }
-  template <bool Kept = false>  // whether g is the activation's gradient
+  template <class Activation, bool Kept = false>  // whether g is the activation's gradient
   static V result(V v, V g, const Coefficients& by) {
     const V d = v - by.centre;
     if constexpr (!Backward) return Activation::value(d * by.slope + by.bias);
-    return ((Kept ? g : term(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
+    return ((Kept ? g : term<Activation>(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
   }
 
   const convgrad_norm& q;
@@ -142,16 +149,21 @@ class Norm {
 };
 
 // A channel's elements lie together, but for the other images.
-template <class S, class T, int N, class Activation, bool Backward>
-class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
-  typedef Norm<S, T, N, Activation, Backward> Base;
+template <class S, class T, int N, bool Backward>
+class ContiguousNorm : Norm<S, T, N, Backward> {
+  typedef Norm<S, T, N, Backward> Base;
   using typename Base::Coefficients, typename Base::Doubles, typename Base::V;
-  using Base::q, Base::x, Base::g, Base::y, Base::load_grad, Base::term;
+  using Base::q, Base::x, Base::g, Base::y, Base::load_grad;
 
  public:
   explicit ContiguousNorm(const convgrad_norm& problem) : Base(problem) {
     const int64_t bytes = this->count * q.channels * int64_t(sizeof(S));
     channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
+    with_activation(q.activation, [this](auto activation) {
+      typedef decltype(activation) A;
+      sum = &ContiguousNorm::sum_channel<typename Base::template InSums<A>>;
+      apply = &ContiguousNorm::apply_channel<A>;
+    });
   }
 
   bool run(int64_t threads) const {
@@ -167,6 +179,7 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
   // Work for a thread; less is not worth waking one.
   static constexpr int64_t kItemBytes = 32 << 10;
   // Whether the first step leaves the activation's gradient for the second, in the result's memory.
+  template <class Activation>
   static constexpr bool kKept = Backward && Activation::kCostly;
   // Additions in T in a row.
   static constexpr int64_t kAdditions = 64;
@@ -184,11 +197,21 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
     void store_last(S* to, V v) const { store_first<T, N>(to + last, v, length); }
   };
 
+  struct Sums {
+    double first, second;
+  };
+
+  template <class A>
   static void add(V& first, V& second, const S* v, const S* g, S* kept, const Coefficients& by) {
     Base::prefetch_ahead(v, g);
-    const V d = load<T, N>(v) - by.centre, a = term(d, load_grad(g), by);
-    if (kKept && kept) __builtin_prefetch(kept + Base::kAhead, 1), store<T, N>(kept, a);
+    const V d = load<T, N>(v) - by.centre, a = Base::template term<A>(d, load_grad(g), by);
+    if (kKept<A> && kept) __builtin_prefetch(kept + Base::kAhead, 1), store<T, N>(kept, a);
     first += a, second += a * d;
+  }
+
+  template <class A>
+  static V result(V v, V g, const Coefficients& by) {
+    return Base::template result<A, kKept<A>>(v, g, by);
   }
 
   static void go_on_in(Doubles& sum, V (&v)[4]) {
@@ -197,10 +220,18 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
   }
 
   void run_channel(const Run& plane, int64_t c) const {
-    const int64_t step = q.channels * q.pixels, from = c * q.pixels;
     const auto one = [](const S* from) { return load_one<T>(from); };
     Coefficients by = {};
     Backward ? void(by = this->spread(this->normalized_by(c))) : void(by.centre += this->near_mean(c, one));
+    const Sums sums = (this->*sum)(plane, c, by);
+    by = this->spread(this->finish(c, by.centre[0], sums.first, sums.second));
+    if (y) (this->*apply)(plane, c, by);
+  }
+
+  template <class A>
+  Sums sum_channel(const Run& plane, int64_t c, const Coefficients& given) const {
+    const int64_t step = q.channels * q.pixels, from = c * q.pixels;
+    const Coefficients by = given;
     V first[4] = {}, second[4] = {};  // enough to hide the latency of an addition
     Doubles all_first = {}, all_second = {};
     int64_t additions = 0;
@@ -214,9 +245,9 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
 #pragma GCC unroll 4
           for (int u = 0; u < 4; ++u) {
             const int64_t k = i + u * N;
-            add(first[u], second[u], xs + k, gs + k, kept ? kept + k : nullptr, by);
+            add<A>(first[u], second[u], xs + k, gs + k, kept ? kept + k : nullptr, by);
           }
-        for (; i < end; i += N) add(first[0], second[0], xs + i, gs + i, kept ? kept + i : nullptr, by);
+        for (; i < end; i += N) add<A>(first[0], second[0], xs + i, gs + i, kept ? kept + i : nullptr, by);
         if (additions >= kAdditions) {
           go_on_in(all_first, first), go_on_in(all_second, second);
           additions = 0;
@@ -224,32 +255,38 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
         if (i == plane.whole) break;
       }
       if (plane.rest) {
-        const V d = plane.load_last(xs) - by.centre, all = term(d, plane.load_last(gs), by);
-        if (kKept && kept) plane.store_last(kept, all);
+        const V d = plane.load_last(xs) - by.centre, all = Base::template term<A>(d, plane.load_last(gs), by);
+        if (kKept<A> && kept) plane.store_last(kept, all);
         const V a = masked<T, N>(all, plane.fresh);
         first[1] += a, second[1] += a * d;
       }
     }
     go_on_in(all_first, first), go_on_in(all_second, second);
-    const double sum = sum_of_lanes<double, N>(all_first), with_d = sum_of_lanes<double, N>(all_second);
-    by = this->spread(this->finish(c, by.centre[0], sum, with_d));
-    if (!y) return;
+    return {sum_of_lanes<double, N>(all_first), sum_of_lanes<double, N>(all_second)};
+  }
+
+  template <class A>
+  void apply_channel(const Run& plane, int64_t c, const Coefficients& given) const {
+    const int64_t step = q.channels * q.pixels, from = c * q.pixels;
+    const Coefficients by = given;
     for (int64_t b = q.batch - 1; b >= 0; --b) {
       const int64_t at = from + b * step;
       S* to = y + at;
-      const S *xs = x + at, *gs = kKept ? to : Backward ? g + at : xs;
+      const S *xs = x + at, *gs = kKept<A> ? to : Backward ? g + at : xs;
       // Before its lanes that are the last whole vector's, too, are overwritten.
-      const V last = plane.rest ? Base::template result<kKept>(plane.load_last(xs), plane.load_last(gs), by) : V{};
+      const V last = plane.rest ? result<A>(plane.load_last(xs), plane.load_last(gs), by) : V{};
 #pragma GCC unroll 4
       for (int64_t i = 0; i < plane.whole; i += N) {
-        if (!kKept) __builtin_prefetch(to + i + Base::kAhead, 1);
-        store<T, N>(to + i, Base::template result<kKept>(load<T, N>(xs + i), load_grad(gs + i), by));
+        if (!kKept<A>) __builtin_prefetch(to + i + Base::kAhead, 1);
+        store<T, N>(to + i, result<A>(load<T, N>(xs + i), load_grad(gs + i), by));
       }
       if (plane.rest) plane.store_last(to, last);
     }
   }
 
   int64_t channels_an_item;
+  Sums (ContiguousNorm::*sum)(const Run&, int64_t, const Coefficients&) const;
+  void (ContiguousNorm::*apply)(const Run&, int64_t, const Coefficients&) const;
 };
 
 }  // namespace

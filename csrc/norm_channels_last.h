@@ -10,18 +10,24 @@
 
 namespace {
 
-template <class S, class T, int N, class Activation, bool Backward>
-class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
-  typedef Norm<S, T, N, Activation, Backward> Base;
+template <class S, class T, int N, bool Backward>
+class ChannelsLastNorm : Norm<S, T, N, Backward> {
+  typedef Norm<S, T, N, Backward> Base;
   using typename Base::Coefficients, typename Base::Doubles, typename Base::V;
-  using Base::q, Base::x, Base::g, Base::y, Base::load_grad, Base::term;
+  using Base::q, Base::x, Base::g, Base::y, Base::load_grad;
 
  public:
   explicit ChannelsLastNorm(const convgrad_norm& problem)
       : Base(problem),
         vectors(ceil_div(q.channels, N)),
         last(q.channels - N),
-        parts(most(1, least(kMostParts, this->count / kAdditions))) {}
+        parts(most(1, least(kMostParts, this->count / kAdditions))) {
+    with_activation(q.activation, [this](auto activation) {
+      typedef decltype(activation) A;
+      sum_up = &ChannelsLastNorm::sum_part<typename Base::template InSums<A>>;
+      apply = &ChannelsLastNorm::apply_part<A>;
+    });
+  }
 
   // Whether there was memory for the sums.
   bool run(int64_t threads) {
@@ -37,9 +43,9 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
       for (int64_t c = of.low; c < of.high; ++c) finish_channel(c);
     };
     const auto scratch = [](int64_t) { return 0; };
-    const auto sum = [&](int, int64_t part) { sum_part(part); };
+    const auto sum = [&](int, int64_t part) { (this->*sum_up)(part); };
     run_items(threads, vectors, prepare, parts, scratch, sum, q.channels, finish);
-    if (y) run_items(threads, parts, [&](int64_t part) { apply_part(part); });
+    if (y) run_items(threads, parts, [&](int64_t part) { (this->*apply)(part); });
     free(memory);
     return true;
   }
@@ -78,6 +84,7 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     return sum;
   }
 
+  template <class A>
   void sum_part(int64_t part) {
     const int64_t values = vectors * 2 * N;
     double* all = sums + part * values;
@@ -92,7 +99,7 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
           const int64_t at = row * q.channels + start(v);
           Base::prefetch_ahead(x + at, g + at);
           const Coefficients by = get(v);
-          const V d = load<T, N>(x + at) - by.centre, a = term(d, load_grad(g + at), by);
+          const V d = load<T, N>(x + at) - by.centre, a = Base::template term<A>(d, load_grad(g + at), by);
           add_to<T, N>(some + v * 2 * N, a), add_to<T, N>(some + v * 2 * N + N, a * d);
         }
       for (int64_t i = 0; i < values; ++i) all[i] += some[i];
@@ -108,17 +115,20 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     if (c >= last) set(vectors - 1, c - last, by);
   }
 
-  void apply_part(int64_t part) const {
+  template <class A>
+  void apply_part(int64_t part) {
     const Range rows = share(this->count, part, parts);
     for (int64_t row = rows.low; row < rows.high; ++row)
       for (int64_t v = 0; v < vectors; ++v) {
         const int64_t at = row * q.channels + start(v);
         Base::prefetch_ahead(x + at, g + at), __builtin_prefetch(y + at + Base::kAhead, 1);
-        store<T, N>(y + at, Base::result(load<T, N>(x + at), load_grad(g + at), get(v)));
+        store<T, N>(y + at, Base::template result<A>(load<T, N>(x + at), load_grad(g + at), get(v)));
       }
   }
 
   int64_t vectors, last, parts;
+  void (ChannelsLastNorm::*sum_up)(int64_t part);
+  void (ChannelsLastNorm::*apply)(int64_t part);
   double* sums;     // [part][vector][first, second][lane]
   T* few;           // the same, of the last few rows
   T* coefficients;  // [vector][kCoefficients][lane]

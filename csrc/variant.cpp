@@ -44,32 +44,22 @@ void make(const convgrad_problem& q, void* memory) {
   if (!depthwise && takes_strided_pointwise(q))
     return channels_last ? make_for<StridedPointwise<ChannelsLast, S>>("strided pointwise", q, memory)
                          : make_for<StridedPointwise<Contiguous, S>>("strided pointwise", q, memory);
-  if (depthwise && Planar<S, T, N>::takes(q)) return make_for<Planar<S, T, N>>("planar", q, memory);
+  if constexpr (!kSmall)
+    if (depthwise && Planar<S, T, N>::takes(q)) return make_for<Planar<S, T, N>>("planar", q, memory);
   // Lanes that are channels, and images in contiguous layout, would be less than half in use where there are so few.
   const bool few = 2 * q.groups * (channels_last ? 1 : q.batch) < N;
   if (depthwise && !few) return make_for<Depthwise<S, T, N>>("packed", q, memory);
   make_for<Grouped<S, T, N>>("grouped", q, memory);
 }
 
-template <class S, class T, class Activation>
+template <class S, class T>
 bool normalize(const convgrad_norm& q, int threads) {
   constexpr int N = kVectorBytes / int(sizeof(T));
   auto run = [&](auto backward) {
-    return q.layout == CONVGRAD_CHANNELS_LAST ? ChannelsLastNorm<S, T, N, Activation, backward>(q).run(threads)
-                                              : ContiguousNorm<S, T, N, Activation, backward>(q).run(threads);
+    return q.layout == CONVGRAD_CHANNELS_LAST ? ChannelsLastNorm<S, T, N, backward>(q).run(threads)
+                                              : ContiguousNorm<S, T, N, backward>(q).run(threads);
   };
   return q.grad_output ? run(std::true_type()) : run(std::false_type());
-}
-
-template <class S, class T>
-bool normalize(const convgrad_norm& q, int threads) {
-  switch (q.activation) {
-    case CONVGRAD_RELU: return normalize<S, T, ReLU>(q, threads);
-    case CONVGRAD_RELU6: return normalize<S, T, ReLU6>(q, threads);
-    case CONVGRAD_SILU: return normalize<S, T, SiLU>(q, threads);
-    case CONVGRAD_HARDSWISH: return normalize<S, T, Hardswish>(q, threads);
-    default: return normalize<S, T, Identity>(q, threads);
-  }
 }
 
 // `body(an element of the storage)`.

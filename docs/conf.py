@@ -25,14 +25,23 @@ napoleon_google_docstring = True
 napoleon_custom_sections = [("Shape", "params_style"), ("Equivalent to", "examples_style")]
 
 
-def escape_starred_sizes(
+def as_napoleon_reads_it(
     _app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]
 ) -> None:
-    """Shapes are written as in the code, (N, C, *size); to reStructuredText a star opens emphasis."""
-    lines[:] = [
-        s if s.lstrip().startswith((">>>", "...")) else re.sub(r"(?<=[ (,])\*(?=[\w,])", r"\\*", s) for s in lines
-    ]
+    """Rewrite a docstring's lines, which are written for people who read the code.
+
+    Shapes are written as (N, C, *size); to reStructuredText a star opens emphasis. The items of `Shape:` begin with a
+    dash; Sphinx gives each a bullet of its own.
+    """
+    in_shape = False
+    for i, line in enumerate(lines):
+        in_shape = line == "Shape:" or (in_shape and line[:1] in ("", " "))
+        if in_shape:
+            line = re.sub(r"^( +)- ", r"\1", line)  # noqa: PLW2901
+        if not line.lstrip().startswith((">>>", "...")):
+            line = re.sub(r"(?<=[ (,])\*(?=[\w,])", r"\\*", line)  # noqa: PLW2901
+        lines[i] = line
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", escape_starred_sizes, priority=100)
+    app.connect("autodoc-process-docstring", as_napoleon_reads_it, priority=100)

@@ -16,6 +16,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
+from runpy import run_path
 from statistics import geometric_mean
 from threading import Thread
 
@@ -160,7 +161,7 @@ def test_the_speeds_of_layers_are_those_of_the_file_that_their_row_names():
 
 def test_the_reference_has_every_public_name_and_each_is_described():
     """By name, or as one of a module whose members are all shown; a module of its own has a page of its own."""
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("api*.md")))
     named = set(re.findall(r"auto(?:function|class):: ([\w.]+)", page))
     for module in re.findall(r"automodule:: ([\w.]+)", page):
         rest = page.split(f"automodule:: {module}\n")[1]
@@ -174,6 +175,12 @@ def test_the_reference_has_every_public_name_and_each_is_described():
     for name in named:
         module, attribute = name.rsplit(".", 1)
         assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_the_drawings_show_what_the_files_hold():
+    drawn = run_path(str(ROOT / "docs" / "drawings.py"))["drawings"]()
+    for name, content in drawn.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, f"{name}: run python docs/drawings.py"
 
 
 # ---- the rooms --------------------------------------------------------------------------------------

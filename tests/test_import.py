@@ -1,5 +1,6 @@
 """What `import convgrad` costs and drags in."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -71,3 +72,9 @@ x = torch.ones(1, 8, 9, 9, requires_grad=True)
 assert not {{"sympy", "triton", "torch._dynamo"}} & (set(sys.modules) - before)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("room", ["direct", "testing"])
+def test_a_public_module_completes_to_its_own_names(room):
+    module = importlib.import_module(f"convgrad.{room}")
+    assert [name for name in dir(module) if not name.startswith("__")] == sorted(module.__all__)

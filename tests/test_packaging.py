@@ -78,3 +78,16 @@ def test_without_a_working_compiler_the_wheel_holds_the_reason(sdist, tmp_path, 
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert reason in done.stdout
     assert "g++ or clang++" in done.stdout
+
+
+def test_without_a_working_compiler_the_last_line_of_the_build_says_so(tmp_path):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "csrc", "src/convgrad/_version.py"):
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, target)
+    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", "built"]
+    environment = {**os.environ, "CXX": "/bin/false"}
+    done = subprocess.run(build, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("convgrad: WITHOUT THE COMPILED CPU KERNELS")
+    assert "/bin/false failed" in last

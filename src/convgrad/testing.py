@@ -151,3 +151,7 @@ def _draw_dimension(draw: DrawFn, largest: int, crops: bool) -> Dimension:
     size = max(draw(st.integers(1, largest)), fits)
     out = output_length(size, kernel, stride, low, high, dilation)
     return Dimension(size, out, kernel, stride, low, high, dilation)
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

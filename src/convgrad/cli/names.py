@@ -12,7 +12,7 @@ from .options import AsJson
 
 _DIRECT = (
     "convgrad.direct: the functions that call one library by its name, most of which PyTorch 1.11 removed, in the "
-    "argument order of PyTorch 1.10; each is differentiable; docs/direct.md\n"
+    "argument order of PyTorch 1.10; each is differentiable; in Python, help(convgrad.direct) shows how\n"
 )
 
 

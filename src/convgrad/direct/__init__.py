@@ -92,3 +92,7 @@ _FUNCTIONS = {
 }
 globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

@@ -10,6 +10,7 @@ import torch
 import torchgen
 
 import convgrad
+from convgrad.backends import im2col
 from convgrad.diagnostics.aten_rules import BACKENDS, kernel_of, named
 from convgrad.diagnostics.aten_rules.names import KERNELS, SCRATCH
 
@@ -83,12 +84,26 @@ def test_text_says_what_to_call_today() -> None:
 
 @pytest.mark.parametrize("name", SCRATCH)
 def test_scratch_tensors(name: str) -> None:
-    """Each is allocated by what says so, and its page is there."""
+    """Each is allocated by what says so, and what to call today computes what PyTorch computes."""
     users = [k.forward for k in KERNELS if any(name in t for t in (*k.forward_temporaries, *k.backward_temporaries))]
-    text = str(named(name.upper()))
+    scratch = named(name.upper())
+    text = str(scratch)
     assert users
     assert all(user in text or kernel_of(user).backward in text for user in users)
-    assert (Path(convgrad.__file__).parents[2] / "docs" / "im2col.md").is_file()
+    problem = convgrad.ConvProblem.parse("mb2ic3ih5oc4kh3ph1")
+    input, weight, bias = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4)
+    grad_output = torch.randn(2, 4, 5, 5)
+    call, _, where = scratch.today.partition(", where ")
+    names = {**locals(), "convgrad": convgrad, "torch": torch, "im2col": im2col, "ones": torch.empty(2 * 5 * 5)}
+    if "columns = " in where:
+        names["columns"] = eval(where.partition("columns = ")[2], names)
+    expected = {
+        "forward": torch.conv2d(input, weight, bias if name == "ones" else None, padding=1),
+        "grad_input": torch.nn.grad.conv2d_input(input.shape, weight, grad_output, padding=1),
+        "grad_weight": torch.nn.grad.conv2d_weight(input, weight.shape, grad_output, padding=1),
+    }
+    function = call.partition("(")[0].rpartition(".")[2]
+    torch.testing.assert_close(eval(call, names), expected[function], rtol=1e-4, atol=1e-4)
 
 
 def test_unknown_name() -> None:

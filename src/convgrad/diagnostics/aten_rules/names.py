@@ -217,24 +217,29 @@ class Scratch:
         ])  # fmt: skip
 
 
-_OPEN = "convgrad.backends.im2col.{0}(problem, ..., columns=tensor); docs/im2col.md"
+_COLUMNS = (
+    "convgrad.backends.im2col.{0}(problem, {1}, {2}, columns=columns), where problem is a convgrad.ConvProblem and "
+    "columns = torch.empty(im2col.columns_size(problem), dtype=im2col.accumulate_dtype({2}.dtype))"
+)
 _RESULTS = (
     "a result of thnn_conv2d_forward, passed on to the backward, until 1.10; now each pass makes its own. "
     "convgrad.direct.thnn_conv2d_forward returns an empty one in its place, and thnn_conv2d_backward does not read it"
 )
+_ARGUMENT = "an argument of slow_conv_transpose2d_backward and others, until 1.10"
 
 SCRATCH: dict[str, Scratch] = {
     s.name: s
     for s in (
         Scratch("finput", "the unfolded input (im2col), which forward and grad_weight multiply", _RESULTS,
-                _OPEN.format("grad_weight")),
+                _COLUMNS.format("grad_weight", "grad_output", "input")),
         Scratch("fgrad_input", "the gradient of the unfolded input, which is folded (col2im) into grad_input", _RESULTS,
-                _OPEN.format("grad_input")),
+                _COLUMNS.format("grad_input", "grad_output", "weight")),
         Scratch("columns", "the unfolded input or its gradient, as dilated and transposed convolutions call it",
-                "an argument of slow_conv_transpose2d_backward and others, until 1.10", _OPEN.format("forward")),
+                _ARGUMENT, _COLUMNS.format("forward", "input", "weight")),
         Scratch("ones", "a row of ones: a bias is the product of a column by it",
-                "an argument of slow_conv_transpose2d_backward and others, until 1.10",
-                "convgrad.backends.im2col.forward(problem, input, weight, bias, ones=tensor); docs/im2col.md"),
+                _ARGUMENT,
+                "convgrad.backends.im2col.forward(problem, input, weight, bias, ones=ones), where problem is a "
+                "convgrad.ConvProblem and ones has an element for each output position of the batch"),
     )
 }  # fmt: skip
 
