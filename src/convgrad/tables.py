@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from html import escape
-from typing import Any
+from textwrap import shorten
+from types import UnionType
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
 def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
@@ -73,7 +77,7 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
 
 
 def counted(number: int, what: str = "problem") -> str:
-    """So many of something.
+    """Return a number of things in words.
 
     Equivalent to:
         >>> counted(1), counted(2, "call")
@@ -83,15 +87,106 @@ def counted(number: int, what: str = "problem") -> str:
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """The same as CSV."""
+    """Return rows as CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """The same as HTML, for ``_repr_html_``."""
+    """Return rows as HTML, for ``_repr_html_``."""
     head, *body = [[escape(cell) for cell in row] for row in rows]
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += ["".join(f"<td style='text-align:left'>{cell}</td>" for cell in row) for row in body]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+Row = TypeVar("Row")
+#: Title -> the value of a row, and its format (``".1%"``; empty for text).
+Columns = Mapping[str, tuple[Callable[[Row], Any], str]]
+
+
+class Table(Generic[Row]):
+    """Rows of any kind under titles: the one table that prints, is exported, and is shown in a notebook.
+
+    Equivalent to:
+        >>> table = Table([("aten", 0.5), ("native", None)], {
+        ...     "backend": (lambda row: row[0], ""), "share": (lambda row: row[1], ".0%")})
+        >>> print(table.text())
+        backend  share
+        aten       50%
+        native
+        >>> print(table.csv(), end="")
+        backend,share
+        aten,0.5
+        native,
+    """
+
+    def __init__(self, rows: Iterable[Row], columns: Columns[Row]) -> None:
+        self.columns = columns
+        self.values = [[value(row) for value, _ in columns.values()] for row in rows]
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the titles and then each row, as texts."""
+        formats = [spec for _, spec in self.columns.values()]
+        lines = [
+            tuple("" if v is None else format(v, spec) for v, spec in zip(row, formats, strict=True))
+            for row in self.values
+        ]
+        return [tuple(self.columns), *lines]
+
+    def text(self, width: int | None = None) -> str:
+        """Return the table for a terminal, no line wider than ``width``; numbers are aligned on the right."""
+        right = [title for title, (_, spec) in self.columns.items() if spec]
+        return text_table(self.cells(), right=right, width=width)
+
+    def csv(self) -> str:
+        """Return the table as CSV, its numbers as they are."""
+        return csv_text([list(self.columns), *self.values])
+
+    def html(self) -> str:
+        """Return the table as HTML, for ``_repr_html_``."""
+        return html_table(self.cells())
+
+
+# ---- files that others wrote -------------------------------------------------------------------------
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether plain data has a type: of a number, a text, None, a list (for a tuple), a dict or a union.
+
+    Equivalent to:
+        >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float), fits(float("inf"), float)
+        (True, False, True, False)
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in arguments)
+    if origin is tuple:
+        return isinstance(value, (list, tuple)) and all(fits(one, arguments[0]) for one in value)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool) and math.isfinite(value)
+    return hint is Any or isinstance(value, origin or (type(None) if hint is None else hint))
+
+
+def read_fields(kind: type[Row], data: Any, what: str) -> Row:
+    """Return a dataclass from plain data, each field of the type that it is annotated with.
+
+    A field that only a later version knows is left out; one with a default may be missing.
+
+    Raises:
+        ValueError: something else; the message names the field.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{what} is a {type(data).__name__}, not an object with fields")
+    hints, given = get_type_hints(kind), {}
+    for one in fields(kind):  # pyright: ignore[reportArgumentType]
+        if one.name not in data:
+            if one.default is MISSING:
+                raise ValueError(f"{what} has no field {one.name!r}")
+        elif not fits(data[one.name], hints[one.name]):
+            raise ValueError(f"{what}: {one.name!r} is {shorten(repr(data[one.name]), 60)}, not of the right type")
+        else:
+            value = data[one.name]
+            given[one.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**given)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.check.broken import around
 from torch import nn
 
 import convgrad
@@ -25,6 +24,7 @@ from convgrad.engine import register, use_backend
 from convgrad.engine.registry import backends
 from convgrad.errors import ShapeError
 from convgrad.problem import OUTPUTS, PASSES, ConvProblem, Output
+from tests.check.broken import around
 
 P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")
 H100 = "h100 cudnn 9.10"

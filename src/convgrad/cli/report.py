@@ -19,7 +19,7 @@ from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, prob
 if TYPE_CHECKING:
     import torch
 
-    from ..report import Profile
+    from ..diagnostics import Profile
 
 
 @command("report", cls=BeforeAScript)
@@ -60,7 +60,7 @@ def report(
     """
     from rich.console import Console
 
-    from ..report import Profile, profile_script, profile_table
+    from ..diagnostics import Profile, profile_script, profile_table
 
     page = out or (None if as_json else Path("report.html"))
     target = page and _ready(page)
@@ -117,8 +117,8 @@ def _of_model(
     seconds: float,
     stage: Callable[[str], object],
 ) -> Profile:
+    from ..diagnostics import profile_model
     from ..problem_text import DTYPES
-    from ..report import profile_model
 
     stage("making the model")
     model, inputs = build(name, place)

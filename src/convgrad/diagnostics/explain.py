@@ -103,8 +103,6 @@ def _machine(device: DeviceLike, *operands: Any) -> Machine:
         specs = [TensorSpec.of(t) for t in operands if isinstance(t, (Tensor, TensorSpec))]
         kind = specs[0].device_type if specs else "cpu"
         return machine_of(torch.device("cpu" if kind == "meta" else kind))
-    if isinstance(device, str) and device.split(":")[0] == "cuda" and torch.cuda.is_available():
-        device = torch.device(device)
     return machine_of(device)
 
 

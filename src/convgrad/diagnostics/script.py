@@ -1,11 +1,13 @@
-"""Run a script unmodified, with every convolution taken over or observed, and report them at the end."""
+"""A script run unmodified, every convolution taken over or observed; its report and its profile."""
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import io
 import os
 import runpy
+import shlex
 import sys
 import threading
 import time
@@ -17,13 +19,18 @@ from types import ModuleType
 from typing import Any, TextIO
 from zipfile import is_zipfile
 
+from ..models import observe_aten, takeover
 from ..tables import counted, wrapped
-from . import process
-from .process import observe_aten, takeover
-from .usage import Usage, known_limits
+from .calls import Usage, limited, reasoned, rounded
+from .costs import costs_of_rows
+from .files import read_table
+from .page import shown
+from .profile import Profile, Variant
+from .step import Stage, quiet
 
 #: Whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
+_PROCESS = sys.modules[takeover.__module__].__file__
 
 
 def run_script(
@@ -137,7 +144,7 @@ def _show(error: BaseException) -> None:
         return
     frame = tb
     while frame is not None and frame.tb_next is not None:
-        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_filename == process.__file__:
+        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_filename == _PROCESS:
             frame.tb_next = None  # PyTorch's own error, met on the way through an exchanged kernel
         else:
             frame = frame.tb_next
@@ -155,10 +162,11 @@ def _report(
     then: Callable[[dict[str, Any]], None] | None,
 ) -> None:
     who = "the script's own choice" if stock else "convgrad's choice"
-    calls = counted(sum(r.calls for r in usage.rows), "call")
+    rows = usage.rows
+    calls = counted(sum(row.calls for row in rows), "call")
     head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
     with suppress(KeyboardInterrupt):  # the rest is known
-        known_limits(usage.rows, measure)
+        limited(rows, measure)
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
         print(head if width is None else wrapped(head, width), usage.table(width=width), sep="\n", file=out, flush=True)
     try:
@@ -168,3 +176,73 @@ def _report(
             then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict()})
     except OSError as error:
         print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)
+
+
+# ---- profiles ----------------------------------------------------------------------------------------
+
+
+def profile_script(
+    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = quiet
+) -> tuple[Profile, int]:
+    """Run a script unmodified, with every convolution taken over; return its profile and its exit status.
+
+    Args:
+        stock: take nothing over.
+        seconds: about how long the rest may take after the script has ended.
+        stage: called with a description of each stage.
+
+    Raises:
+        FileNotFoundError: there is no such script.
+        ValueError: it computed no convolution.
+    """
+    usage, start = Usage(), time.perf_counter()
+    with usage:
+        status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
+    wall = time.perf_counter() - start
+    seen = usage.rows
+    if not seen:
+        hint = "; convgrad's own options stand before the script" if status and args else ""
+        raise ValueError(f"{script} computed no convolution (its exit status is {status}{hint})")
+    stage("measuring what this machine can do at best")
+    seen, limits = limited(seen if stock else [*map(reasoned, seen)])
+    rows = [call.normal() for call in seen]
+    stage("timing other backends for the most expensive convolutions")
+    until = time.perf_counter() + 0.9 * seconds
+    tune = shlex.join(["convgrad", "tune", script, *args])
+    costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
+    who = "the script" if stock else "convgrad"
+    finding = (
+        f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in "
+        f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels."
+    )
+    notes = [
+        "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
+        "A row's time for one call is the median of its last hundred calls.",
+        *([f"The script's exit status was {status}."] if status else []),
+    ]
+    ms = rounded(wall * 1e3)
+    profile = Profile.of(
+        rows, costs, notes, limits, rows[0].device, kind="run", what=script, finding=finding, looked=looked,
+        milliseconds=ms, variants=(Variant(who, ms),),
+    )  # fmt: skip
+    return profile, status
+
+
+def profile_table(path: str | Path) -> Profile:
+    """Return the profile in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, or in the
+    JSON of ``convgrad run`` or of an earlier report.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not such a file.
+    """
+    try:
+        return Profile.read(path)
+    except ValueError as error:
+        if "no number under 'schema'" not in str(error) and "neither a page" not in str(error):
+            raise
+    rows = read_table(path)
+    total, calls = sum(row.total for row in rows), sum(row.calls for row in rows)
+    finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
+    notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
+    return Profile.of(rows, (), notes, kind="table", what=str(path), finding=finding, conditions="not in the file")

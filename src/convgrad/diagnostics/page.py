@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..diagnostics import Limits, Point, by_pytorch, draw_roofline, svg
 from ..problem import ConvProblem
+from .pictures import Point, by_pytorch, draw_roofline, svg
+from .roofline import Limits
 
 #: A `Profile`, or a part of it, as plain data.
 Data = dict[str, Any]
