@@ -1,4 +1,4 @@
-"""What a training step, a script or a table of calls costs, as one page and as data: public names of `diagnostics`."""
+"""Reports: the cost of a training step, a script or a table of calls, as one page and as data (`diagnostics`)."""
 
 from .diagnostics import (
     SCHEMA,

@@ -21,7 +21,7 @@ from convgrad.cli.app import run
 from convgrad.cli.bench_models import WRITTEN, layers_of
 from convgrad.cli.models import MODELS, Model
 from convgrad.diagnostics import Limits
-from convgrad.engine import Found, choose, measurements, measurer, record, trials
+from convgrad.engine import Found, by_rules_alone, choose, measurements, measurer, record, trials
 from convgrad.engine.found import load
 from convgrad.problem import ConvProblem, Output
 
@@ -279,7 +279,7 @@ def test_by_the_rules_what_pytorch_gets_wrong_is_avoided(monkeypatch: pytest.Mon
     aten_defects.found.clear()
     load.cache_clear()
     try:
-        with bench_steps._by_rules_alone():
+        with by_rules_alone():
             (step,) = choose(problem, outputs, cpu)
         assert step.backend.name != "aten"
         assert not step.reason.startswith("measured")

@@ -107,7 +107,7 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
     assert " ms" in here.split("grad_weight")[1]  # measured
     assert "bfloat16 channels_last" in there
     assert "Cudnn (cudnn_convolution_backward)" in there
-    assert "yes input or weight suggests channels_last" in there
+    assert "yes AND input or weight suggests channels_last" in there
     assert "datasheet of the H100" in there
 
 

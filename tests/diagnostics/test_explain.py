@@ -167,6 +167,36 @@ def test_a_function() -> None:
         assert e.problem == P
 
 
+def test_functions_of_gradients() -> None:
+    x, w, y = (torch.empty(size) for size in ((2, 8, 9, 9), (8, 1, 7, 7), (2, 8, 9, 9)))
+    form = {"padding": 3, "groups": 8}
+    for device in (None, H100):
+        for e, outputs in (
+            (explain(convgrad.grad_weight, x, w.shape, y, device=device, **form), {"grad_weight"}),
+            (explain(convgrad.grad_input, x.shape, w, y, device=device, **form), {"grad_input"}),
+            (explain(convgrad.grad_weight, x, w.shape, y, device=device, outputs="forward", **form), {"forward"}),
+        ):
+            assert isinstance(e, Explanation)
+            assert e.problem == P
+            assert {*e.chosen()} == outputs
+    e = explain(convgrad.grad_input, (1, 4, 5, 5), torch.empty(4, 3, 3, 3), torch.empty(1, 3, 7, 7), transposed=True)
+    assert isinstance(e, Explanation)
+    assert {*e.chosen()} == {"forward"}
+    backward = torch.ops.aten.convolution_backward
+    e = explain(backward, y, x, w, None, [1, 1], [3, 3], [1, 1], False, [0, 0], 8, [True, True, False])
+    assert isinstance(e, Explanation)
+    assert {*e.chosen()} == {"grad_input", "grad_weight"}
+
+
+def test_no_compiled_kernels_are_said_once_and_first(monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.diagnostics.explanation.why_absent", lambda: "there is no compiler")
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    for e in (explain_problem(P), explain(model, torch.empty(1, 8, 9, 9))):
+        assert str(e).startswith("NO COMPILED KERNELS: there is no compiler")
+        assert str(e).count("NO COMPILED KERNELS") == 1
+    assert "NO COMPILED" not in str(explain_problem(P, device=H100))
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +435,9 @@ def test_one_output_may_stand_alone() -> None:
 
 def test_a_transposed_problem_says_which_pass_is_its_output() -> None:
     note = "its output is the pass grad_input"
-    assert note in str(explain(nn.ConvTranspose2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+    text = str(explain(nn.ConvTranspose2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+    assert note in text
+    assert text.index("\noutput (a grad_input)") < text.index("\ngrad_input (a forward)")
     assert note not in str(explain(nn.Conv2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
 
 

@@ -49,7 +49,7 @@ def problems(
     as_csv: CsvFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """How fast is a backend? Against the better of PyTorch as given and PyTorch through channels_last and back.
+    """Time backends against the better of PyTorch as given and PyTorch through channels_last and back.
 
     Each backend is checked first (exactly on integers, and against the error bound); a wrong one gets no time and the
     exit status 1, as does a command that could time nothing. Both sides are timed alternately in this process; the

@@ -42,7 +42,7 @@ def report(
     stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """How much faster with convgrad? One page: the step, avoidable costs, every convolution, the roofline.
+    """Write one page: the training step, avoidable costs, every convolution, the roofline.
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
     unmodified, to its end, and its exit status is the command's. A file is a table that run, trace or bench wrote as
@@ -100,7 +100,7 @@ def report(
 
 
 def _ready(page: Path) -> Path | None:
-    """What `writable` makes of it; refused before anything runs where it cannot be drawn."""
+    """Return the absolute path of the page; refuse it before anything runs if it cannot be drawn."""
     if page.suffix != ".json":
         for package in ("jinja2", "matplotlib"):
             if find_spec(package) is None:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """What one call computes: the output, or both gradients."""
+    """A problem and the outputs of one call: the output, or both gradients."""
 
     problem: ConvProblem
     outputs: Outputs
 
     def count(self, device: torch.device) -> int:
-        """How often exactly this was measured here."""
+        """Return how often exactly this was measured here."""
         from ..engine import measurements
 
         found = measurements.find(self.problem, self.outputs, device, fresh=True)

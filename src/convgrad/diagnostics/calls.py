@@ -1,4 +1,4 @@
-"""What was called: one record, `Call`, one observer, `Trace`, and one table of them."""
+"""Calls of backends: one record, `Call`, one observer, `Trace`, and one table."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ class Trace(Drawn):
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"
-        text = table_of(calls, _SUMMED).text(width)
+        text = f"{table_of(calls, _SUMMED).text(width)}\nshare: of the time in convolutions"
         if not any((call.of_limit or 0) > BEYOND for call in calls):
             return text
         return f"{text}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"

@@ -50,7 +50,7 @@ def read_table(path: str | Path) -> list[Call]:
 
 
 def _lines_of_json(text: str) -> list[Line]:
-    """What ``convgrad run --json`` wrote, as it would stand in its CSV; no line where this is something else."""
+    """Return the rows of ``convgrad run --json`` as lines of its CSV; none if this is something else."""
     try:
         return [
             {"calls": str(row["calls"]), "output": "+".join(row["outputs"]), "backend": row["backend"],

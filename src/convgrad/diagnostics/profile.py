@@ -1,4 +1,4 @@
-"""What a report says, as plain values: the data that its page shows and embeds, with a version number.
+"""A report as plain values: the data that its page shows and embeds, with a version number.
 
 Every time is in milliseconds. Optional values are None where they were not measured or are not known.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..backends import why_absent
 from ..engine.ab_timer import conditions
 from ..tables import html_table, read_fields
 from .calls import PROFILED, Call, table_of
@@ -73,13 +74,13 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """How many milliseconds more it takes now; what ran only once counts as a whole."""
+        """Milliseconds that it takes longer now; a convolution that ran only once counts as a whole."""
         return (self.after or 0.0) - (self.before or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What the convolutions of a training step, of a script or of a table cost, and what of it is avoidable.
+    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it.
 
     Args:
         kind: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file.
@@ -129,6 +130,8 @@ class Profile:
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
         known = tuple(asdict(one) for one in limits)
         made = {"conditions": conditions(device), **rest}
+        if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
+            made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
         return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=known, **made)
 
     # ---- as data -----------------------------------------------------------------------------------
@@ -221,7 +224,8 @@ class Profile:
 
     def __str__(self) -> str:
         costs = [f"{c.what}\n    {c.remedy}" for c in self.costs]
-        return "\n".join([self.finding, *costs, table_of(self.rows, PROFILED).text()])
+        whole = "share: of the time in convolutions"
+        return "\n".join([self.finding, *costs, table_of(self.rows, PROFILED).text(), whole])
 
     def _repr_html_(self) -> str:
         try:

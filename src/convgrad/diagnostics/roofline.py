@@ -28,7 +28,7 @@ TOO_LOW = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine can do at best.
+    """The best that a machine can do.
 
     Args:
         bytes_per_second: of a large copy, bytes read and bytes written both counted.
@@ -47,7 +47,7 @@ class Limits:
         return max(self._seconds(problem, outputs))
 
     def bound(self, problem: ConvProblem, outputs: Collection[str] = ("forward",)) -> str:
-        """What that time is made of: ``"memory"`` or ``"arithmetic"``."""
+        """Return what that time is made of: ``"memory"`` or ``"arithmetic"``."""
         moving, computing = self._seconds(problem, outputs)
         return "memory" if moving >= computing else "arithmetic"
 
@@ -89,7 +89,7 @@ def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
-    """What is known about a machine: what was measured of this one, else the datasheet.
+    """Return the known limits of a machine: measured on this one, else from the datasheet.
 
     Args:
         measured: measure this machine now (about two seconds) where that was not done before.

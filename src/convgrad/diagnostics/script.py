@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import builtins
 import io
 import os
-import runpy
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from importlib.machinery import SourceFileLoader
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TextIO
-from zipfile import is_zipfile
 
-from ..models import observe_aten, takeover
+from ..models import as_main, observe_aten, run_main, takeover
 from ..tables import counted, wrapped
 from .calls import Usage, limited, reasoned, rounded
 from .costs import costs_of_rows
@@ -27,10 +22,6 @@ from .files import read_table
 from .page import shown
 from .profile import Profile, Variant
 from .step import Stage, quiet
-
-#: Whose frames stand above the script's in a traceback.
-_STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
-_PROCESS = sys.modules[takeover.__module__].__file__
 
 
 def run_script(
@@ -76,79 +67,11 @@ def run_script(
         opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
         opened.enter_context(observe_aten() if stock else takeover())
         opened.enter_context(usage)
-        opened.enter_context(_as_main(script, args, module))
-        status = _run(script, module)
+        opened.enter_context(as_main(script, args, module))
+        status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
             atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
     return status
-
-
-@contextmanager
-def _as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
-    """The argument list, the module path and the place of ``__main__`` that the script would see; then as before."""
-    argv, path, mains = sys.argv[:], sys.path[:], {name: sys.modules[name] for name in ("__main__", "__mp_main__")}
-    # A process that multiprocessing spawns or forks from a server calls the script's module so.
-    sys.modules["__mp_main__"] = alias = ModuleType("__mp_main__")
-    vars(alias)["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
-    sys.argv[:] = [script, *args]
-    sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
-    try:
-        yield
-    finally:
-        sys.argv[:], sys.path[:] = argv, path
-        sys.modules.update(mains)
-
-
-def _run(script: str, module: bool) -> int:
-    try:
-        if module:
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        elif Path(script).is_dir() or script.endswith(".pyc") or is_zipfile(script):
-            runpy.run_path(script, run_name="__main__")
-        else:
-            _run_file(os.path.abspath(script))
-    except SystemExit as stop:
-        return _status(stop.code)
-    except BaseException as error:
-        _show(error)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
-
-
-def _run_file(path: str) -> None:
-    """What the interpreter does with a file: runpy's ``__main__`` knows neither its absolute path nor its loader."""
-    main = ModuleType("__main__")
-    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
-    vars(main)["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
-
-
-def _status(code: object) -> int:
-    """What the interpreter makes of the argument of `sys.exit`."""
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code
-    print(code, file=sys.stderr)
-    return 1
-
-
-def _show(error: BaseException) -> None:
-    """The traceback that the interpreter would print: the script's frames, none of ours around them."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename in _STARTERS:
-        tb = tb.tb_next
-    if tb is None and isinstance(error, ImportError):  # of runpy: there is no such module
-        print(f"convgrad: {error}", file=sys.stderr)
-        return
-    frame = tb
-    while frame is not None and frame.tb_next is not None:
-        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_filename == _PROCESS:
-            frame.tb_next = None  # PyTorch's own error, met on the way through an exchanged kernel
-        else:
-            frame = frame.tb_next
-    sys.excepthook(type(error), error.with_traceback(tb), tb)
 
 
 def _report(

@@ -218,5 +218,5 @@ def _observed(
 
 
 def _same(call: Call) -> tuple[object, ...]:
-    """What two calls for the same have in common; the gradient of a bias costs next to nothing."""
+    """Return the key of calls that compute the same; the gradient of a bias costs next to nothing."""
     return (_plain(call.convolution), tuple(o for o in call.passes if o != "grad_bias"), call.device)

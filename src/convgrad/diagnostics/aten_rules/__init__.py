@@ -1,4 +1,4 @@
-"""How PyTorch itself computes a convolution: validate, select a backend, choose a layout, compute.
+"""PyTorch's own path of a convolution: validate, select a backend, choose a layout, compute.
 
 Every answer carries the rules that led to it, in PyTorch's order, with the value that made each true or false; for
 this machine and for one that is only described. No tensor needs memory: a `TensorSpec` is enough.

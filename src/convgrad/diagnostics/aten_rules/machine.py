@@ -25,7 +25,7 @@ def _minor(version: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What PyTorch's choice of a convolution kernel reads of the machine, its build and its settings.
+    """The facts of a machine, its build and its settings that PyTorch's choice of a convolution kernel reads.
 
     `Machine.here` reads this one, `Machine.parse` a description of another.
 
@@ -116,7 +116,7 @@ class Machine:
 
     @classmethod
     def here(cls, device: torch.device | str | None = None) -> Machine:
-        """The machine at hand with the settings in force, for a device that is here.
+        """Return the machine at hand with the settings in force, for a device that is here.
 
         Raises:
             ValueError: this PyTorch has no such device.
@@ -281,14 +281,10 @@ _VOCABULARY: dict[str, dict[str, Any]] = {
     "native": {"depthwise_kernel": "native"},
     "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
 }
-_WORDS: dict[str, dict[str, Any]] = {
-    **{
-        name: {"device_type": "cuda", "capability": sheet.capability}
-        if sheet.capability
-        else {"device_type": "cuda", "miopen": True}
-        for name, sheet in MACHINES.items()
-    },
-    **{word: fields for words, fields in _VOCABULARY.items() for word in words.split()},
+_WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
+_WORDS |= {
+    name: {"device_type": "cuda"} | ({"capability": sheet.capability} if sheet.capability else {"miopen": True})
+    for name, sheet in MACHINES.items()
 }
 #: What is false after "no" or "without".
 _NEGATED = {
@@ -337,7 +333,7 @@ def _read_words(words: list[str], found: dict[str, Any]) -> None:
 
 
 def _unknown(word: str) -> str:
-    """What to say of a word that describes no machine."""
+    """Return the message about a word that describes no machine."""
     if word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
         return (
             f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "

@@ -1,4 +1,4 @@
-"""Which forward and which backward function of ATen belong together, what they allocate, and what to call today.
+"""A table of ATen's forward and backward functions, what they allocate, and what to call today.
 
 The pairs are those of ``derivatives.yaml`` and of the two switch statements in ATen's ``Convolution.cpp``; tests hold
 the first against the file that PyTorch itself ships, and the sizes of the temporaries against PyTorch's allocations.

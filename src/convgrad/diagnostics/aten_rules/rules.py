@@ -101,7 +101,7 @@ class Rule:
 
 
 class Facts:
-    """What conditions read: of a call by `FACTS`, of a machine its fields."""
+    """The facts that conditions read: of a call by `FACTS`, of a machine its fields."""
 
     def __init__(self, call: ConvCall, machine: Machine) -> None:
         self.call, self.machine = call, machine

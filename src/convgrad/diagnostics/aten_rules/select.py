@@ -1,4 +1,4 @@
-"""Which of ATen's backends a convolution runs on, and in which layout, with every rule that led there."""
+"""Choose ATen's backend for a convolution, and the layout, with every rule that led there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKENDS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Decision:
-    """What PyTorch decides, and why.
+    """A choice of PyTorch's, and why.
 
     Args:
         kind: what was decided: ``"backend"`` or ``"memory_format"``.

@@ -1,0 +1,95 @@
+"""Run a script as the interpreter would: as ``__main__``, with its own arguments, and with the modules next to it."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from zipfile import is_zipfile
+
+from . import process
+
+#: Files whose frames stand above the script's in a traceback.
+_STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
+
+
+@contextmanager
+def as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
+    """Set arguments, module path and ``__main__`` as the script would see them while the block lasts."""
+    argv, path, mains = sys.argv[:], sys.path[:], {name: sys.modules[name] for name in ("__main__", "__mp_main__")}
+    # A process that multiprocessing spawns or forks from a server calls the script's module so.
+    sys.modules["__mp_main__"] = alias = ModuleType("__mp_main__")
+    vars(alias)["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
+    sys.argv[:] = [script, *args]
+    sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv[:], sys.path[:] = argv, path
+        sys.modules.update(mains)
+
+
+def run_main(script: str, module: bool = False) -> int:
+    """Run a script inside `as_main`, and return its exit status.
+
+    That is what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other exception, whose traceback is
+    printed.
+
+    Args:
+        script: path of the script; with ``module`` the name of a module, as for ``python -m``.
+    """
+    try:
+        if module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        elif Path(script).is_dir() or script.endswith(".pyc") or is_zipfile(script):
+            runpy.run_path(script, run_name="__main__")
+        else:
+            _run_file(os.path.abspath(script))
+    except SystemExit as stop:
+        return _status(stop.code)
+    except BaseException as error:
+        _show(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _run_file(path: str) -> None:
+    """Do what the interpreter does with a file: runpy's ``__main__`` knows neither its absolute path nor its loader."""
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
+
+
+def _status(code: object) -> int:
+    """Return the exit status that an argument of `sys.exit` means."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """The traceback that the interpreter would print: the script's frames, none of ours around them."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename in _STARTERS:
+        tb = tb.tb_next
+    if tb is None and isinstance(error, ImportError):  # of runpy: there is no such module
+        print(f"convgrad: {error}", file=sys.stderr)
+        return
+    frame = tb
+    while frame is not None and frame.tb_next is not None:
+        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_filename == process.__file__:
+            frame.tb_next = None  # PyTorch's own error, met on the way through an exchanged kernel
+        else:
+            frame = frame.tb_next
+    sys.excepthook(type(error), error.with_traceback(tb), tb)
