@@ -7,7 +7,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from html import escape
 from textwrap import shorten
 from types import UnionType
@@ -152,41 +152,35 @@ class Table(Generic[Row]):
 # ---- files that others wrote -------------------------------------------------------------------------
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether plain data has a type: of a number, a text, None, a list (for a tuple), a dict or a union.
+def read_as(hint: Any, data: Any, what: str) -> Any:
+    """Return plain data as a type: a number, a text, None, a dict, a union, tuples of these, or dataclasses of these.
 
-    Equivalent to:
-        >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float), fits(float("inf"), float)
-        (True, False, True, False)
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in arguments)
-    if origin is tuple:
-        return isinstance(value, (list, tuple)) and all(fits(one, arguments[0]) for one in value)
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool) and math.isfinite(value)
-    return hint is Any or isinstance(value, origin or (type(None) if hint is None else hint))
-
-
-def read_fields(kind: type[Row], data: Any, what: str) -> Row:
-    """Return a dataclass from plain data, each field of the type that it is annotated with.
-
-    A field that only a later version knows is left out; one with a default may be missing.
+    A field of a dataclass with a default may be missing; one that only a later version knows is left out.
 
     Raises:
-        ValueError: something else; the message names the field.
+        ValueError: the data is something else; the message names the place.
+
+    Equivalent to:
+        >>> read_as(tuple[int, ...], [1, 2], "sizes"), read_as(float | None, None, "share")
+        ((1, 2), None)
+        >>> read_as(tuple[int, ...], [1, True], "sizes")
+        Traceback (most recent call last):
+        ValueError: sizes[1] is True, not of the right type
     """
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{what} is a {type(data).__name__}, not an object with fields")
-    hints, given = get_type_hints(kind), {}
-    for one in fields(kind):  # pyright: ignore[reportArgumentType]
-        if one.name not in data:
-            if one.default is MISSING:
-                raise ValueError(f"{what} has no field {one.name!r}")
-        elif not fits(data[one.name], hints[one.name]):
-            raise ValueError(f"{what}: {one.name!r} is {shorten(repr(data[one.name]), 60)}, not of the right type")
-        else:
-            value = data[one.name]
-            given[one.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**given)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_dataclass(hint) and isinstance(data, Mapping):
+        hints = get_type_hints(hint)
+        missing = [f.name for f in fields(hint) if f.default is f.default_factory is MISSING and f.name not in data]
+        if missing:
+            raise ValueError(f"{what} has no field {missing[0]!r}")
+        named = [f.name for f in fields(hint) if f.name in data]
+        return hint(**{name: read_as(hints[name], data[name], f"{what}.{name}") for name in named})
+    if origin is tuple and isinstance(data, (list, tuple)):
+        return tuple(read_as(arguments[0], one, f"{what}[{i}]") for i, one in enumerate(data))
+    if origin in (Union, UnionType) and not (data is None and type(None) in arguments):
+        return read_as(next(one for one in arguments if one is not type(None)), data, what)
+    number = hint in (int, float) and isinstance(data, (int, hint)) and not isinstance(data, bool)
+    plain = hint is Any or (hint not in (int, float) and origin is not tuple and isinstance(data, origin or hint))
+    if (number and math.isfinite(data)) or plain or (data is None and type(None) in arguments):
+        return data
+    raise ValueError(f"{what} is {shorten(repr(data), 60)}, not of the right type")

@@ -29,7 +29,7 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
         ('{"schema": "1"}', "no number under 'schema'"),
         ('{"schema": "convgrad report"}', "no number under 'schema'"),
         ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
-        ('{"schema": 1, "kind": "step"}', "not hold the data of a convgrad report: it has no field 'what'"),
+        ('{"schema": 1, "kind": "step"}', "not hold the data of a convgrad report: it has no list 'rows'"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
         ("<html></html>", "neither a page nor a JSON file of a convgrad report"),
     ],
@@ -102,3 +102,10 @@ def test_as_text() -> None:
     assert text.startswith("With convgrad the training step is 1.52x")
     assert "convgrad tune x" in text
     assert "blocks.13.depthwise" in text
+
+
+def test_no_compiled_kernels_is_the_first_sentence(monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.diagnostics.profile.why_absent", lambda: "there is no compiler")
+    said = Profile.of(example().rows, kind="run", what="x", finding="1 s in all.").finding
+    assert said == "No compiled kernels: there is no compiler. 1 s in all."
+    assert Profile.of(example().rows, kind="table", what="x", finding="1 s in all.").finding == "1 s in all."

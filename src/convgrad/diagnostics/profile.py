@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from .. import __version__
 from ..backends import why_absent
 from ..engine.ab_timer import conditions
-from ..tables import html_table, read_fields
+from ..tables import html_table, read_as
 from .calls import PROFILED, Call, table_of
 from .files import plain_json
 from .page import page_of
@@ -158,22 +158,15 @@ class Profile:
         if data["schema"] > SCHEMA:
             raise ValueError(f"this report's data is of version {data['schema']}; this convgrad reads up to {SCHEMA}")
         try:
-            missing = [f.name for f in fields(cls) if f.name not in data]
-            if missing:
-                raise ValueError(f"it has no field {missing[0]!r}")
-            known = {**data, "rows": _rows(data["rows"])}
-            for name, kind in (("variants", Variant), ("costs", Cost)):
-                known[name] = tuple(read_fields(kind, one, f"one of {name}") for one in _list(data[name], name))
-            for limits in _list(data["limits"], "limits"):
-                read_fields(Limits, limits, "one of limits")
-            if (before := data["before"]) is not None:
-                for name, kind in (("what", str), ("made", str), ("conditions", str), ("rows", list)):
-                    if not isinstance(before, Mapping) or not isinstance(before.get(name), kind):
-                        raise ValueError(f"'before' has no {name!r} of the right type")
-                _rows(before["rows"])
-            datetime.fromisoformat(str(data["made"]))
-            return read_fields(cls, known, "the data")
-        except ValueError as error:
+            before = data.get("before")
+            rows = [_call_data(row) for row in _list(data, "rows")]
+            if before is not None:
+                read_as(_Before, {**before, "rows": [_call_data(row) for row in _list(before, "rows")]}, "before")
+            found = read_as(cls, {**data, "rows": rows}, "the data")
+            read_as(tuple[Limits, ...], data.get("limits"), "limits")
+            _ = [row.work for row in found.rows], datetime.fromisoformat(found.made)  # they can be read
+            return found
+        except (ValueError, TypeError) as error:
             raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
 
     @classmethod
@@ -243,38 +236,46 @@ def _plain(row: Call) -> dict[str, Any]:
     return {name: computed[name] if name in computed else getattr(row, name) for name in _ROW}
 
 
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{name!r} is not a list")
-    return list(value)
+@dataclass(frozen=True)
+class _Before:
+    """The data of an earlier run."""
+
+    what: str
+    made: str
+    conditions: str
+    milliseconds: float | None
+    rows: tuple[Call, ...]
+
+    def __post_init__(self) -> None:
+        _ = [row.work for row in self.rows]  # their problems and outputs can be read
 
 
-def _rows(data: Any) -> tuple[Call, ...]:
-    """The calls of `_plain`.
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    if not isinstance(data.get(name), (list, tuple)):
+        raise ValueError(f"it has no list {name!r}")
+    return data[name]
 
-    Raises:
-        ValueError: something else.
-    """
-    found = []
-    for i, row in enumerate(_list(data, "rows")):
-        if isinstance(row, Mapping):
-            absent = [name for name in _ROW if name not in row]
-            if absent:
-                raise ValueError(f"row {i} has no field {absent[0]!r}")
-            outputs = row["outputs"]
-            joined = "+".join(map(str, outputs)) if isinstance(outputs, (list, tuple)) else outputs
-            row = {**row, "outputs": joined, "copied": row["copies"], "copies": ()}  # noqa: PLW2901
-        call = read_fields(Call, row, f"row {i}")
-        _ = call.work  # its problem and its outputs can be read
-        found.append(call)
-    return tuple(found)
+
+def _call_data(row: Any) -> Any:
+    """The fields of a call, of a row of the data."""
+    if not isinstance(row, Mapping):
+        return row
+    absent = [name for name in _ROW if name not in row]
+    if absent:
+        raise ValueError(f"a row has no field {absent[0]!r}")
+    outputs = row["outputs"]
+    return {**row, "outputs": "+".join(map(str, outputs)) if isinstance(outputs, (list, tuple)) else outputs,
+            "copied": row["copies"], "copies": ()}  # fmt: skip
 
 
 def changes(now: Profile) -> list[Change]:
     """Return each direction of each convolution in the run before and in this one, the largest change first."""
     if now.before is None:
         return []
-    before, after = _by_direction(_rows(now.before["rows"])), _by_direction(now.rows)
+    before, after = (
+        _by_direction([read_as(Call, _call_data(row), "a row") for row in now.before["rows"]]),
+        _by_direction(now.rows),
+    )
     found = [Change(*key, before.get(key), after.get(key)) for key in {**before, **after}]
     return sorted(found, key=lambda c: -abs(c.difference))
 
