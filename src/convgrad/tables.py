@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from html import escape
-from typing import Any
+from textwrap import shorten
+from types import UnionType
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
 def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
@@ -79,7 +83,7 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
 
 
 def counted(number: int, what: str = "problem") -> str:
-    """So many of something.
+    """Return a number of things in words.
 
     Equivalent to:
         >>> counted(1), counted(2, "call")
@@ -89,15 +93,100 @@ def counted(number: int, what: str = "problem") -> str:
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """The same as CSV."""
+    """Return rows as CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """The same as HTML, for ``_repr_html_``."""
+    """Return rows as HTML, for ``_repr_html_``."""
     head, *body = [[escape(cell) for cell in row] for row in rows]
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += ["".join(f"<td style='text-align:left'>{cell}</td>" for cell in row) for row in body]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+Row = TypeVar("Row")
+#: Title -> the value of a row, and its format (``".1%"``; empty for text).
+Columns = Mapping[str, tuple[Callable[[Row], Any], str]]
+
+
+class Table(Generic[Row]):
+    """Rows of any kind under titles: the one table that prints, is exported, and is shown in a notebook.
+
+    Equivalent to:
+        >>> table = Table([("aten", 0.5), ("native", None)], {
+        ...     "backend": (lambda row: row[0], ""), "share": (lambda row: row[1], ".0%")})
+        >>> print(table.text())
+        backend  share
+        aten       50%
+        native
+        >>> print(table.csv(), end="")
+        backend,share
+        aten,0.5
+        native,
+    """
+
+    def __init__(self, rows: Iterable[Row], columns: Columns[Row]) -> None:
+        self.columns = columns
+        self.values = [[value(row) for value, _ in columns.values()] for row in rows]
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the titles and then each row, as texts."""
+        formats = [spec for _, spec in self.columns.values()]
+        lines = [
+            tuple("" if v is None else format(v, spec) for v, spec in zip(row, formats, strict=True))
+            for row in self.values
+        ]
+        return [tuple(self.columns), *lines]
+
+    def text(self, width: int | None = None) -> str:
+        """Return the table for a terminal, no line wider than ``width``; numbers are aligned on the right."""
+        right = [title for title, (_, spec) in self.columns.items() if spec]
+        return text_table(self.cells(), right=right, width=width)
+
+    def csv(self) -> str:
+        """Return the table as CSV, its numbers as they are."""
+        return csv_text([list(self.columns), *self.values])
+
+    def html(self) -> str:
+        """Return the table as HTML, for ``_repr_html_``."""
+        return html_table(self.cells())
+
+
+# ---- files that others wrote -------------------------------------------------------------------------
+
+
+def read_as(hint: Any, data: Any, what: str) -> Any:
+    """Return plain data as a type: a number, a text, None, a dict, a union, tuples of these, or dataclasses of these.
+
+    A field of a dataclass with a default may be missing; one that only a later version knows is left out.
+
+    Raises:
+        ValueError: the data is something else; the message names the place.
+
+    Equivalent to:
+        >>> read_as(tuple[int, ...], [1, 2], "sizes"), read_as(float | None, None, "share")
+        ((1, 2), None)
+        >>> read_as(tuple[int, ...], [1, True], "sizes")
+        Traceback (most recent call last):
+        ValueError: sizes[1] is True, not of the right type
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_dataclass(hint) and isinstance(data, Mapping):
+        hints = get_type_hints(hint)
+        missing = [f.name for f in fields(hint) if f.default is f.default_factory is MISSING and f.name not in data]
+        if missing:
+            raise ValueError(f"{what} has no field {missing[0]!r}")
+        named = [f.name for f in fields(hint) if f.name in data]
+        return hint(**{name: read_as(hints[name], data[name], f"{what}.{name}") for name in named})
+    if origin is tuple and isinstance(data, (list, tuple)):
+        return tuple(read_as(arguments[0], one, f"{what}[{i}]") for i, one in enumerate(data))
+    if origin in (Union, UnionType) and not (data is None and type(None) in arguments):
+        return read_as(next(one for one in arguments if one is not type(None)), data, what)
+    number = hint in (int, float) and isinstance(data, (int, hint)) and not isinstance(data, bool)
+    plain = hint is Any or (hint not in (int, float) and origin is not tuple and isinstance(data, origin or hint))
+    if (number and math.isfinite(data)) or plain or (data is None and type(None) in arguments):
+        return data
+    raise ValueError(f"{what} is {shorten(repr(data), 60)}, not of the right type")

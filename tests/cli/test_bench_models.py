@@ -16,12 +16,12 @@ from torch import Tensor, nn
 pytest.importorskip("typer")
 
 from convgrad.backends import aten_defects
-from convgrad.cli import bench_layers, bench_models, bench_steps, models
+from convgrad.cli import bench_layers, bench_steps, models
 from convgrad.cli.app import run
-from convgrad.cli.bench_models import WRITTEN, layers_of
+from convgrad.cli.bench_models import layers_of
 from convgrad.cli.models import MODELS, Model
 from convgrad.diagnostics import Limits
-from convgrad.engine import Found, choose, measurements, measurer, record, trials
+from convgrad.engine import Found, by_rules_alone, choose, measurements, measurer, record, trials
 from convgrad.engine.found import load
 from convgrad.problem import ConvProblem, Output
 
@@ -40,8 +40,8 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief_trial: N
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
     monkeypatch.setattr(bench_layers, "limits_of", lambda *args, **kwargs: Limits(1e9, 1e9, "float32", "a test"))
-    for module in (bench_layers, bench_models):
-        monkeypatch.setattr(module, "WRITTEN", {"tiny": TINY})
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").write_text(TINY)
     monkeypatch.setattr(bench_layers, "MODELS", {})
     monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
     monkeypatch.setitem(models.MODELS, "tiny", Tiny(""))
@@ -59,7 +59,7 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 def test_layers_each_once_forward_and_backward_in_each_layout(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "layers.csv"
-    command = ["bench", "layers", "--threads", "1", "--seconds", "0.01", "--csv", str(file)]
+    command = ["bench", "layers", "tiny", "--threads", "1", "--seconds", "0.01", "--csv", str(file)]
     assert run(command) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
@@ -131,7 +131,7 @@ def test_what_differs_from_pytorch_gets_no_time(tmp_path: Path, capsys: Any, mon
     monkeypatch.setattr(bench_layers, "trials", wrong)
     monkeypatch.setattr(bench_layers, "_named", lambda steps: ", ".join(s.backend.name for s in steps))
     file = tmp_path / "layers.csv"
-    status = run(["bench", "layers", "--layout", "contiguous", "--seconds", "0.01", "--csv", str(file)])
+    status = run(["bench", "layers", "tiny", "--layout", "contiguous", "--seconds", "0.01", "--csv", str(file)])
     wrong_rows = [r for r in rows(file) if r["note"].startswith("wrong: native")]
     assert status == int(bool(wrong_rows))
     assert all(not r["measured_speed"] for r in wrong_rows)
@@ -140,7 +140,7 @@ def test_what_differs_from_pytorch_gets_no_time(tmp_path: Path, capsys: Any, mon
 
 def test_out_of_time_it_says_what_is_left(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "layers.csv"
-    assert run(["bench", "layers", "--minutes", "0.0005", "--csv", str(file)]) == 0
+    assert run(["bench", "layers", "tiny", "--minutes", "0.0005", "--csv", str(file)]) == 0
     assert "5 of 6 are left; --resume goes on" in capsys.readouterr().err
     assert len(rows(file)) == 1
 
@@ -279,7 +279,7 @@ def test_by_the_rules_what_pytorch_gets_wrong_is_avoided(monkeypatch: pytest.Mon
     aten_defects.found.clear()
     load.cache_clear()
     try:
-        with bench_steps._by_rules_alone():
+        with by_rules_alone():
             (step,) = choose(problem, outputs, cpu)
         assert step.backend.name != "aten"
         assert not step.reason.startswith("measured")
@@ -379,17 +379,11 @@ def test_a_killed_benchmark_leaves_nothing_running() -> None:
     assert done.returncode == -9
 
 
-def test_every_written_problem_is_one() -> None:
-    for name in WRITTEN:
-        plain, last = (layers_of_written(name, last) for last in (False, True))
-        assert len(plain) == len({*plain}) == len(last)
-        assert all(p.channels_last for p in last)
-
-
-def layers_of_written(name: str, channels_last: bool) -> list[ConvProblem]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_models, "WRITTEN", WRITTEN)
-        return layers_of(name, 1, 32, channels_last)
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "benchmarks" / "layers").iterdir()), ids=str)
+def test_every_file_of_layers_is_one(file: Path) -> None:
+    plain, last = (layers_of(str(file), 1, 32, last) for last in (False, True))
+    assert len(plain) == len({*plain}) == len(last) > 3
+    assert all(p.channels_last for p in last)
 
 
 def test_efficientnet_has_signals_as_a_trained_one_has() -> None:

@@ -107,13 +107,18 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
     assert " ms" in here.split("grad_weight")[1]  # measured
     assert "bfloat16 channels_last" in there
     assert "Cudnn (cudnn_convolution_backward)" in there
-    assert "yes input or weight suggests channels_last" in there
+    assert "yes AND input or weight suggests channels_last" in there
     assert "datasheet of the H100" in there
+
+
+def test_info_begins_with_missing_kernels(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.backends.why_absent", lambda: "there is no compiler")
+    assert shown(capsys, "info").startswith("NO COMPILED KERNELS: there is no compiler")
 
 
 def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     printed = shown(capsys, "explain", SMALL, "--no-measure")
-    others = r"could too, and native goes before them; \d others cannot \(--all shows why; in Python, "
+    others = r"also available, lower priority than native: .*; \d are not available \(--all shows why; in Python, "
     assert re.search(others, " ".join(printed.split()))
     assert len(printed.splitlines()) < 30
     assert " ms" not in printed

@@ -144,13 +144,9 @@ def test_bench(capsys: pytest.CaptureFixture[str], args: tuple[str, ...]) -> Non
     assert data["problems"][0]["speed"] > 0
 
 
-def test_bench_of_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.cli import bench_layers, bench_models
-
-    for module in (bench_layers, bench_models):
-        monkeypatch.setattr(module, "WRITTEN", {"small": SMALL})
-    monkeypatch.setattr(bench_layers, "MODELS", {})
-    data = read(capsys, "bench", "layers", "--json", "--seconds", "0.01", "--layout", "contiguous")
+def test_bench_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("small").write_text(SMALL)
+    data = read(capsys, "bench", "layers", "small", "--json", "--seconds", "0.01", "--layout", "contiguous")
     assert [row["output"] for row in data["layers"]] == ["forward", "backward"]
     assert data["left"] == 0
 

@@ -34,7 +34,7 @@ sys.exit(5)
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: None)
+    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     Path("report_models.py").write_text(MODEL)
     Path("script.py").write_text(SCRIPT)
@@ -83,7 +83,7 @@ def test_the_command_that_measures_takes_the_inputs_of_the_function(
     def profile_model(*_: object, tune: str, **__: object) -> Profile:
         raise TypeError(tune)  # which is printed
 
-    monkeypatch.setattr("convgrad.report.profile_model", profile_model)
+    monkeypatch.setattr("convgrad.diagnostics.profile_model", profile_model)
     assert run(["report", *args]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"TypeError: convgrad tune {options}{args[-1]} (hint" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.check.broken import around
 from torch import nn
 
 import convgrad
@@ -25,6 +25,7 @@ from convgrad.engine import register, use_backend
 from convgrad.engine.registry import backends
 from convgrad.errors import ShapeError
 from convgrad.problem import OUTPUTS, PASSES, ConvProblem, Output
+from tests.check.broken import around
 
 P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")
 H100 = "h100 cudnn 9.10"
@@ -47,7 +48,7 @@ def test_every_output_has_one_chosen_backend_and_every_backend_a_reason() -> Non
         assert sum(r.chosen for r in rows) == 1
     assert all(r.reasons for r in e.rows)
     assert e.limits is None
-    assert "limit is not known" in str(e)
+    assert "peak not measured" in str(e)
 
 
 def test_what_was_not_chosen_is_named_and_no_line_is_wider_than_a_terminal() -> None:
@@ -57,9 +58,10 @@ def test_what_was_not_chosen_is_named_and_no_line_is_wider_than_a_terminal() -> 
     assert {"aten", "im2col", "reference"} <= {*usable} < {*backends()}
     named = next(line for line in e.text().splitlines() if line.startswith("forward, grad_input, grad_weight: "))
     assert named.endswith(
-        f"; {len(backends()) - len(usable)} others cannot (--all shows why; in Python, .text(everything=True))"
+        f"; {len(backends()) - len(usable)} are not available (--all shows why; in Python, .text(everything=True))"
     )
-    assert named.split(": ")[1].split(" could")[0].split(", ") == [n for n in usable if n not in ("native", "aten")]
+    others = named.split("also available, lower priority than native: ")[1].split(";")[0]
+    assert others.split(", ") == [n for n in usable if n not in ("native", "aten")]
     everything = e.text(everything=True)
     assert all(f"{r.output:<11}  {r.backend}" in everything for r in e.rows)
 
@@ -71,7 +73,7 @@ def test_a_kernel_of_the_users_that_cannot_is_shown_with_the_reason() -> None:
     register(around(ReferenceBackend, lambda kernel, *_: kernel, name="odd", candidate=False, reasons_against=against))
     assert str(explain_problem(P)).count("it takes even widths") == 3
     e = explain_problem(P.replace(groups=1))
-    assert "odd could too" in " ".join(str(e).split())
+    assert re.search(r"also available, lower priority than \w+: .*\bodd\b", " ".join(str(e).split()))
     assert "\nforward  odd" not in str(e)
 
 
@@ -165,6 +167,36 @@ def test_a_function() -> None:
         e = explain(call, x, w, padding=3, groups=8)
         assert isinstance(e, Explanation)
         assert e.problem == P
+
+
+def test_functions_of_gradients() -> None:
+    x, w, y = (torch.empty(size) for size in ((2, 8, 9, 9), (8, 1, 7, 7), (2, 8, 9, 9)))
+    form = {"padding": 3, "groups": 8}
+    for device in (None, H100):
+        for e, outputs in (
+            (explain(convgrad.grad_weight, x, w.shape, y, device=device, **form), {"grad_weight"}),
+            (explain(convgrad.grad_input, x.shape, w, y, device=device, **form), {"grad_input"}),
+            (explain(convgrad.grad_weight, x, w.shape, y, device=device, outputs="forward", **form), {"forward"}),
+        ):
+            assert isinstance(e, Explanation)
+            assert e.problem == P
+            assert {*e.chosen()} == outputs
+    e = explain(convgrad.grad_input, (1, 4, 5, 5), torch.empty(4, 3, 3, 3), torch.empty(1, 3, 7, 7), transposed=True)
+    assert isinstance(e, Explanation)
+    assert {*e.chosen()} == {"forward"}
+    backward = torch.ops.aten.convolution_backward
+    e = explain(backward, y, x, w, None, [1, 1], [3, 3], [1, 1], False, [0, 0], 8, [True, True, False])
+    assert isinstance(e, Explanation)
+    assert {*e.chosen()} == {"grad_input", "grad_weight"}
+
+
+def test_no_compiled_kernels_are_said_once_and_first(monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.diagnostics.explanation.why_absent", lambda: "there is no compiler")
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    for e in (explain_problem(P), explain(model, torch.empty(1, 8, 9, 9))):
+        assert str(e).startswith("NO COMPILED KERNELS: there is no compiler")
+        assert str(e).count("NO COMPILED KERNELS") == 1
+    assert "NO COMPILED" not in str(explain_problem(P, device=H100))
 
 
 class Net(nn.Module):
@@ -351,7 +383,7 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
         for backend in ("aten:cudnn", "aten:miopen"):
             assert not any("this PyTorch" in why for why in reasons(text, device, backend).values())
     last = reasons(f"{text} channels_last", "h100", "aten:cudnn")
-    assert set(last.values()) == {"usable; aten goes before it"}  # why is said once, where aten is
+    assert set(last.values()) == {"available, lower priority than aten"}  # why is said once, where aten is
     timed = {"h100": "no rule prefers another backend", "a100": "no other backend was timed on a GPU like this"}
     for device, why in timed.items():
         chosen = reasons(f"{text} channels_last", device, "aten")
@@ -405,7 +437,9 @@ def test_one_output_may_stand_alone() -> None:
 
 def test_a_transposed_problem_says_which_pass_is_its_output() -> None:
     note = "its output is the pass grad_input"
-    assert note in str(explain(nn.ConvTranspose2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+    text = str(explain(nn.ConvTranspose2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+    assert note in text
+    assert text.index("\noutput (a grad_input)") < text.index("\ngrad_input (a forward)")
     assert note not in str(explain(nn.Conv2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
 
 
@@ -434,4 +468,4 @@ def test_the_layout_is_that_of_the_operands_that_a_backend_gets() -> None:
     e = explain_problem(P.replace(memory_format=torch.channels_last), "forward")
     found = {r.backend: r.layout for r in e.rows}
     names = ("native", "aten", "reference", "triton:banded")
-    assert [found[n] for n in names] == ["channels_last", "channels_last", "as they lie", "contiguous"]
+    assert [found[n] for n in names] == ["channels_last", "channels_last", "strided as given", "contiguous"]

@@ -289,7 +289,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 def _warning(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> str:
-    """What this package warns of is about the command, not about a line of the package, or of typer, which calls it."""
+    """Format a warning of this package as one line about the command, without the place in the source."""
     if any(map(Path(filename).is_relative_to, (Path(__file__).parents[1], Path(typer.__file__).parent))):
         return f"convgrad: {message}\n"
     return _formatwarning(message, category, filename, *where)
@@ -306,7 +306,7 @@ _before: list[str] = []
 
 
 def before_the_word() -> str:
-    """What stands before the word to be completed and belongs to it: ``aten:`` of ``aten:cu``."""
+    """Return the part of the word that bash has split off already: ``aten:`` of ``aten:cu``."""
     return "".join(_before)
 
 

@@ -26,7 +26,9 @@ bench = typer.Typer(
 app.add_typer(bench, name="bench")
 
 
-Models = Annotated[list[str] | None, typer.Argument(help="Names of models, or module:factory; all by default.")]
+Models = Annotated[
+    list[str] | None, typer.Argument(help="Models, module:factory, or files of problems; all models by default.")
+]
 Minutes = Annotated[float, typer.Option(help="Stop after so many minutes; 0: no limit.", min=0)]
 Busy = Annotated[bool, typer.Option("--busy", help="Run another process on each core.")]
 Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]
@@ -49,7 +51,7 @@ def problems(
     as_csv: CsvFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """How fast is a backend? Against the better of PyTorch as given and PyTorch through channels_last and back.
+    """Time backends against the better of PyTorch as given and PyTorch through channels_last and back.
 
     Each backend is checked first (exactly on integers, and against the error bound); a wrong one gets no time and the
     exit status 1, as does a command that could time nothing. Both sides are timed alternately in this process; the

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -18,7 +19,7 @@ from ..engine import Step, choose, get_backend, measure_now, reasons_against, tr
 from ..engine.ab_timer import compare
 from ..problem import ConvProblem, Outputs
 from .app import say, say_table
-from .bench_models import WRITTEN, layers_of, models_named
+from .bench_models import layers_of, models_named
 from .bench_results import CONDITIONS, Given, Row, run_rows
 from .models import MODELS
 from .options import LAYOUTS
@@ -45,12 +46,12 @@ Steps = tuple[Step, ...]
 
 def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]]:
     """Time every layer and print the tables; the exit status, and all as plain data."""
-    wanted = models_named(given.models, [*MODELS, *WRITTEN])
+    wanted = models_named(given.models, MODELS)
 
     def all_rows() -> list[Row]:
         of: dict[ConvProblem, set[str]] = {}
         for name, problem in _in_turn(wanted, batch, size, [given.layout] if given.layout else LAYOUTS):
-            of.setdefault(problem, set()).add(name)
+            of.setdefault(problem, set()).add(name if ":" in name else Path(name).name)
         limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {p.dtype for p in of}}
         found: list[Row] = []
         for p, names in of.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -15,8 +15,8 @@ from ..diagnostics import BEYOND, TOO_LOW, Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
-from ..tables import csv_text
-from .app import fail, say, say_table
+from ..tables import Columns, Table, csv_text
+from .app import fail, say, width
 from .bench_layers import pytorchs
 from .problem_arguments import read_problems
 
@@ -28,39 +28,32 @@ _HOW_TO_READ = (
 )
 
 
-@dataclass(frozen=True)
-class Line:
-    """One output of a problem computed by one backend; None and "" where it was not timed."""
+#: One output of a problem computed by one backend: the columns of the CSV; None and "" where it was not timed.
+Line = dict[str, Any]
+_UNTIMED: Line = {
+    "problem": "", "output": "", "backend": "", "note": "", "milliseconds": None, "gflops_per_second": None,
+    "of_limit": None, "pytorch_milliseconds": None, "pytorch_layout": "", "speed": None, "speed_low": None,
+    "speed_high": None, "wrong": False,
+}  # fmt: skip
 
-    problem: str
-    output: Pass
-    backend: str
-    note: str = ""
-    milliseconds: float | None = None
-    gflops_per_second: float | None = None
-    of_limit: float | None = None
-    pytorch_milliseconds: float | None = None
-    pytorch_layout: str = ""
-    speed: float | None = None
-    speed_low: float | None = None
-    speed_high: float | None = None
-    wrong: bool = False
 
-    HEAD: ClassVar[tuple[str, ...]] = (
-        "output", "backend", "ms", "PyTorch ms", "speed", "in", "GFLOP/s", "of limit", "note"
-    )  # fmt: skip
+def _speed(line: Line) -> str:
+    if line["speed"] is None:
+        return "not timed"
+    return str(Ratio(line["speed"], line["speed_low"], line["speed_high"]))
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """A line of the table under `HEAD`."""
-        if self.milliseconds is None or self.speed is None:
-            return (self.output, self.backend, "", "", "not timed", "", "", "", self.note)
-        ratio = Ratio(self.speed, self.speed_low or 0.0, self.speed_high or 0.0)
-        limit = "" if self.of_limit is None else f"{100 * self.of_limit:.3g} %"
-        return (
-            self.output, self.backend, f"{self.milliseconds:.4g}", f"{self.pytorch_milliseconds:.4g}", str(ratio),
-            self.pytorch_layout, f"{self.gflops_per_second:.4g}", limit, self.note,
-        )  # fmt: skip
+
+_COLUMNS: Columns[Line] = {
+    "output": (itemgetter("output"), ""),
+    "backend": (itemgetter("backend"), ""),
+    "ms": (itemgetter("milliseconds"), ".4g"),
+    "PyTorch ms": (itemgetter("pytorch_milliseconds"), ".4g"),
+    "speed": (_speed, ""),
+    "in": (itemgetter("pytorch_layout"), ""),
+    "GFLOP/s": (itemgetter("gflops_per_second"), ".4g"),
+    "of limit": (lambda line: line["of_limit"] and f"{100 * line['of_limit']:.3g} %", ">"),
+    "note": (itemgetter("note"), ""),
+}
 
 
 def run_problems(
@@ -95,21 +88,18 @@ def run_problems(
             finally:
                 if lines[before:]:
                     say(problem)
-                    rows = [Line.HEAD, *(line.cells for line in lines[before:])]
-                    say_table(rows, right=("ms", "GFLOP/s", "of limit", "PyTorch ms"))
+                    print(Table(lines[before:], _COLUMNS).text(width()), flush=True)
     except KeyboardInterrupt:
         interrupted = True
         say("convgrad: interrupted", sys.stderr)
     say(_HOW_TO_READ if lines else "nothing could be timed")
-    if any((line.of_limit or 0) > BEYOND for line in lines):
+    if any((line["of_limit"] or 0) > BEYOND for line in lines):
         say(TOO_LOW)
     say(conditions(str(place)))
-    rows = [asdict(line) for line in lines]
     if as_csv is not None:
-        as_csv.write_text(csv_text([[f.name for f in fields(Line)], *(row.values() for row in rows)]), encoding="utf-8")
-    for row in rows:
-        row["fraction_of_limit"] = row.pop("of_limit")
-    bad = any(line.wrong for line in lines) or all(line.speed is None for line in lines)
+        as_csv.write_text(csv_text([[*_UNTIMED], *(line.values() for line in lines)]), encoding="utf-8")
+    bad = any(line["wrong"] for line in lines) or all(line["speed"] is None for line in lines)
+    rows = [{"fraction_of_limit" if name == "of_limit" else name: v for name, v in line.items()} for line in lines]
     data = {"conditions": conditions(str(place)), "problems": rows}
     return 130 if interrupted else int(bad), data
 
@@ -123,28 +113,34 @@ def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch
 def _line(
     problem: ConvProblem, pass_: Pass, name: str, device: torch.device, seconds: float, least: float | None
 ) -> Line:
+    line = {**_UNTIMED, "problem": str(problem), "output": pass_, "backend": name}
     backend, stock = get_backend(name), pytorchs(problem, (pass_,), device)
     against = reasons_against(backend, problem, (pass_,), device)
     if not against and "aten" not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
-        return Line(str(problem), pass_, name, "; ".join(against))
+        return {**line, "note": "; ".join(against)}
     small = shrunk(problem, _CHECKED_FLOPS, lambda p: not reasons_against(backend, p, (pass_,), device))
     results = check_problem(name, small, pass_, device=device, properties=("exact", "bound"))
     failed = [r for r in results if r.status == "failed"]
     if failed:
-        return Line(str(problem), pass_, name, f"wrong: {failed[0].message}", wrong=True)
+        return {**line, "note": f"wrong: {failed[0].message}", "wrong": True}
     ways = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
     try:
         calls = trials({way: (problem, steps) for way, steps in ways.items()}, (pass_,), device)
     except (RuntimeError, MemoryError):
-        return Line(str(problem), pass_, name, "no memory for it")
+        return {**line, "note": "no memory for it"}
     first = compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5)
     best = min(stock, key=first.median)
     seen = compare({way: calls[way] for way in ("mine", best)}, best, seconds=seconds / 2, device=device)
-    took = seen.seconds("mine")
-    return Line(
-        str(problem), pass_, name, "" if small == problem else "checked at a reduced size",
-        took * 1e3, problem.flops / took * 1e-9, least and least / took, seen.seconds(best) * 1e3,
-        "as given" if best == "aten" else best.removeprefix("aten:"), *seen.speedup("mine"),
-    )  # fmt: skip
+    took, speed = seen.seconds("mine"), seen.speedup("mine")
+    return {
+        **line,
+        "note": "" if small == problem else "checked at a reduced size",
+        "milliseconds": took * 1e3,
+        "gflops_per_second": problem.flops / took * 1e-9,
+        "of_limit": least and least / took,
+        "pytorch_milliseconds": seen.seconds(best) * 1e3,
+        "pytorch_layout": "as given" if best == "aten" else best.removeprefix("aten:"),
+        **dict(zip(("speed", "speed_low", "speed_high"), speed, strict=True)),
+    }

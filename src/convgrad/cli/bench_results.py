@@ -1,4 +1,4 @@
-"""What the benchmarks share: where they ran, a file of results that grows row by row, and how it is filled."""
+"""Shared by the benchmarks: where they ran, and a file of results that grows row by row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def conditions_here(busy: bool = False) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Of the checkout that this package lies in; empty where it was installed from a wheel."""
+    """Return the commit of the checkout that holds this package; empty where it was installed from a wheel."""
     here = Path(__file__).resolve()
     if not any((folder / ".git").exists() for folder in here.parents[:5]):
         return ""

@@ -9,18 +9,17 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..diagnostics import Explanation, explain
-from ..engine import cache, choice
+from ..engine import by_rules_alone, cache
 from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_, arguments
 from .app import fail, say, say_table
@@ -60,19 +59,8 @@ def run_steps(given: Given, measured: bool, compiled: bool, autocast: bool) -> t
     def show(rows: Sequence[dict[str, str]]) -> None:
         _show([row for row in rows if row["choice"] == chosen])
 
-    with nullcontext() if measured else _by_rules_alone():
+    with nullcontext() if measured else by_rules_alone():
         return run_rows("steps", given, COLUMNS, _KEY, all_rows, show)
-
-
-@contextmanager
-def _by_rules_alone() -> Generator[None, None, None]:
-    """While the block runs, nothing was measured; what PyTorch was found to get wrong is avoided all the same."""
-    try:
-        with patch.object(choice, "find", return_value=None):
-            cache.invalidate()
-            yield
-    finally:
-        cache.invalidate()
 
 
 # ---- timing ------------------------------------------------------------------------------------------
@@ -120,7 +108,7 @@ def _measure(stock: nn.Module, x: Any, layouts: Sequence[str]) -> None:
 
 
 def _scaled(stock: nn.Module, name: str, given: Any, channels_last: bool, seconds: float, autocast: bool) -> Any:
-    """What is given; else the largest batch and images of which a comparison takes no more time than there is."""
+    """Return the given inputs; else the largest batch and images that can be compared in the time there is."""
     images = (model_named(name).sample(*scale) for scale in _SCALES)
     found, error = None, None
     for inputs in images if given is None else (given,):

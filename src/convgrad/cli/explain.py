@@ -79,7 +79,7 @@ def explain_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which kernel computes each output, in which layout, why, and how far from the machine's limit.
+    """Show which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
     One layer is measured here unless --no-measure; a whole model is a table of its convolutions and their kernels, for
     which --layer or --json has the reasons.

@@ -137,7 +137,11 @@ def _backend(name: str, device: str) -> dict[str, Any]:
 
 
 def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A name and a text for each line, no more than a screen of them."""
+    """Yield a name and a text for each line, no more than a screen of them."""
+    from ..backends import why_absent
+
+    if missing := why_absent():
+        yield f"NO COMPILED KERNELS: {missing}", ""
     versions, machine, store = data["versions"], data["machine"], data["store"]
     yield "versions", ", ".join(f"{name} {versions[name] or 'none'}" for name in list(versions)[:5])
     yield "machine", machine["here"]
@@ -164,7 +168,7 @@ def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _all(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The same, with every reason and every defect; a title has no text."""
+    """Yield the same with every reason and every defect; a title has no text."""
     yield "backends", ""
     for name, backend in data["backends"].items():
         yield f"  {name}", backend["summary"]

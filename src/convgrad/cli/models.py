@@ -101,7 +101,7 @@ def explained(
     input: torch.Tensor | str = "",
     outputs: tuple[Output, ...] | None = None,
 ) -> ModelExplanation:
-    """What would run for each convolution of a model, which is built without memory.
+    """Explain each convolution of a model, which is built without memory.
 
     Args:
         input: an example, or its shape; else what the model's function gives, or the model's usual one.
@@ -128,7 +128,7 @@ def explained(
 
 
 def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
-    """What a model is called with, its real numbers in a dtype."""
+    """Return a model's inputs with their real numbers in a dtype."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -227,7 +227,7 @@ def _own(name: str) -> Callable[[], Any]:
 
 
 def model_named(name: str) -> Model:
-    """What is known of a model; one of the user's that comes without example inputs is taken to be one of images."""
+    """Return the entry of a model; a user's model without example inputs is taken for one of images."""
     return _known(name) or Model("")
 
 

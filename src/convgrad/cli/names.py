@@ -23,7 +23,7 @@ def names(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Which function is the backward of another, what it allocates, and what to call today.
+    """Show which function is the backward of another, what it allocates, and what to call today.
 
     Examples:
 

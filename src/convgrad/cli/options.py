@@ -1,4 +1,4 @@
-"""What several commands take, checked and completed before PyTorch is loaded.
+"""Options of several commands, checked and completed before PyTorch is loaded.
 
 The names are copies of what the rooms below know (a test compares them), for asking those would load PyTorch.
 """

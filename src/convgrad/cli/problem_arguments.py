@@ -53,6 +53,6 @@ def read_problems(
 
 
 def _passes(direction: str, problem: ConvProblem) -> tuple[Pass, ...]:
-    """What a direction such as ``FWD_B`` or ``BWD_WB`` computes; everything, where it is unknown."""
+    """Return the passes of a direction such as ``FWD_B`` or ``BWD_WB``; all of them if it is unknown."""
     name = next((name for name in _DIRECTIONS if direction.upper().startswith(name)), None)
     return PASSES if name is None else _DIRECTIONS[name][problem.transposed]

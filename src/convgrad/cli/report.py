@@ -19,7 +19,7 @@ from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, prob
 if TYPE_CHECKING:
     import torch
 
-    from ..report import Profile
+    from ..diagnostics import Profile
 
 
 @command("report", cls=BeforeAScript)
@@ -42,7 +42,7 @@ def report(
     stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """How much faster with convgrad? One page: the step, avoidable costs, every convolution, the roofline.
+    """Write one page: the training step, avoidable costs, every convolution, the roofline.
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
     unmodified, to its end, and its exit status is the command's. A file is a table that run, trace or bench wrote as
@@ -60,7 +60,7 @@ def report(
     """
     from rich.console import Console
 
-    from ..report import Profile, profile_script, profile_table
+    from ..diagnostics import Profile, profile_script, profile_table
 
     page = out or (None if as_json else Path("report.html"))
     target = page and _ready(page)
@@ -100,7 +100,7 @@ def report(
 
 
 def _ready(page: Path) -> Path | None:
-    """What `writable` makes of it; refused before anything runs where it cannot be drawn."""
+    """Return the absolute path of the page; refuse it before anything runs if it cannot be drawn."""
     if page.suffix != ".json":
         for package in ("jinja2", "matplotlib"):
             if find_spec(package) is None:
@@ -117,8 +117,8 @@ def _of_model(
     seconds: float,
     stage: Callable[[str], object],
 ) -> Profile:
+    from ..diagnostics import profile_model
     from ..problem_text import DTYPES
-    from ..report import profile_model
 
     stage("making the model")
     model, inputs = build(name, place)

@@ -35,7 +35,7 @@ def run_command(
 
         convgrad run --stock --csv kernels.csv train.py
     """
-    from ..models import run_script
+    from ..diagnostics import run_script
 
     then = None if as_json is None else partial(say_json, "run", file=as_json)
     if script.startswith("-") and not Path(script).exists():

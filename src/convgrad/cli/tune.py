@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """What one call computes: the output, or both gradients."""
+    """A problem and the outputs of one call: the output, or both gradients."""
 
     problem: ConvProblem
     outputs: Outputs
 
     def count(self, device: torch.device) -> int:
-        """How often exactly this was measured here."""
+        """Return how often exactly this was measured here."""
         from ..engine import measurements
 
         found = measurements.find(self.problem, self.outputs, device, fresh=True)
@@ -173,7 +173,7 @@ def _job(problem: ConvProblem, outputs: Outputs) -> Job:
 
 
 def _of_script(script: str, args: Sequence[str], data: dict[str, Any]) -> list[Job]:
-    from ..models import Usage, run_script
+    from ..diagnostics import Usage, run_script
 
     with Usage() as seen:
         status = run_script(script, args, measure=False, width=width())
@@ -182,7 +182,7 @@ def _of_script(script: str, args: Sequence[str], data: dict[str, Any]) -> list[J
         raise fail(said, "a script that starts others can measure in each of them: convgrad.measure()")
     data["script_status"] = status
     return [
-        _job(row.problem, row.outputs) if row.outputs == (row.problem.bias_pass,) else _backward(row.problem)
+        _job(row.convolution, row.passes) if row.direction == "forward" else _backward(row.convolution)
         for row in seen.rows
     ]
 

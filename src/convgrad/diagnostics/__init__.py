@@ -1,20 +1,47 @@
-"""Why: what ran, for what reason, and how far from the limit of the machine; PyTorch's own rules written out.
+"""Why: what ran, for what reason, how fast, and how far from the limit of the machine; PyTorch's own rules as data.
 
-Nothing on the path of a call imports this room; `convgrad.explain` and `convgrad.trace` load it when first used.
+One record of a call (`Call`), one observer (`Trace`), one table; what would run (`explain`), what a step or a script
+costs (`profile_model`, `profile_script`) with a page and pictures. Nothing on the path of a call imports this room.
 """
 
-from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
+from typing import TYPE_CHECKING, Any
+
+from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
+from .calls import Call, Trace, Usage, kernel_of_event, limited, trace
 from .capture import Running, module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .measure import measured
 from .pictures import Point, by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
-from .trace import Record, Trace, kernel_of_event, trace
+
+if TYPE_CHECKING:
+    from .costs import compared
+    from .profile import SCHEMA, Change, Cost, Profile, Variant, changes
+    from .script import profile_script, profile_table, run_script
+    from .step import profile_model
 
 __all__ = [
-    "BEYOND", "MODELLED_VERSIONS", "TOO_LOW", "Answer", "Explanation", "Layer", "Limits", "Machine", "ModelExplanation",
-    "Point", "Record", "Running", "Trace", "Transfer", "by_pytorch", "draw_roofline", "explain", "explain_problem",
-    "kernel_of", "kernel_of_event", "least_work", "limits_of", "measure_limits", "measured", "module_names", "named",
-    "select_conv_backend", "svg", "trace",
+    "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
+    "Layer", "Limits", "Machine", "ModelExplanation", "Point", "Profile", "Running", "Trace", "Transfer", "Usage",
+    "Variant", "by_pytorch", "changes", "compared", "draw_roofline", "explain", "explain_problem", "kernel_of",
+    "kernel_of_event", "least_work", "limited", "limits_of", "measure_limits", "measured", "module_names", "named",
+    "profile_model", "profile_script", "profile_table", "run_script", "select_conv_backend", "svg", "trace",
 ]  # fmt: skip
+
+#: What makes profiles is loaded when it is first named: it needs `check` and `models`.
+_LATER = {
+    "costs": ("compared",),
+    "profile": ("SCHEMA", "Change", "Cost", "Profile", "Variant", "changes"),
+    "script": ("profile_script", "profile_table", "run_script"),
+    "step": ("profile_model",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ real, on copies of its buffers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, linear_gains
 from ..ops import autocast_dtype, rules_of
-from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem import OUTPUTS, ConvProblem, Output, Outputs, gradient_outputs
 from ..shapes import problem_of
 from .aten_rules import ConvCall, Machine, TensorSpec
 from .aten_rules.aten_trace import trace_call
@@ -48,12 +48,14 @@ class Captured:
     linear: bool = False
     #: The backends that its layer or a block around it asks for.
     request: Request | None = None
+    #: The outputs that were called for by name; none of a convolution, whose gradients may all follow.
+    outputs: Outputs = ()
 
 
 def part_of_call(
     call: ConvCall, operands: Sequence[Any], outputs: Sequence[Output]
 ) -> tuple[ConvCall, str, tuple[Transfer, ...]]:
-    """Of a sharded call this process's part, where its tensors lie, and what is received; any other call as it is."""
+    """Return this process's part of a sharded call, its placements, and its transfers; any other call as it is."""
     describe = next(filter(None, (rules_of(type(t)) for t in operands)), None)
     if describe is None:
         return call, "", ()
@@ -84,6 +86,19 @@ def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
     )
 
 
+#: Operator that computes gradients -> its input, weight, bias and arguments, and which gradients.
+_GRADIENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "convgrad::grad_input": lambda a: (_like(a[0], a[2]), a[1], None, *a[3:9], (True, False, False)),
+    "convgrad::grad_weight": lambda a: (a[1], _like(a[0], a[2]), None, *a[3:9], (False, True, False)),
+    "convgrad::convolution_backward": lambda a: (a[1], a[2], None, *a[4:11]),
+    "aten::convolution_backward": lambda a: (a[1], a[2], None, *a[4:11]),
+}
+
+
+def _like(tensor: Tensor, size: Sequence[int]) -> Tensor:
+    return tensor.new_empty(tuple(size), device="meta")
+
+
 class _Recorder(DispatchMode):
     """Notes every convolution under the name of the module that is running.
 
@@ -107,6 +122,8 @@ class _Recorder(DispatchMode):
             fits = rows.shape[-1] == weight.shape[-1]  # else PyTorch's error follows
             if fits and (alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape))):
                 self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE, linear=True)
+        if (gradient := _GRADIENTS.get(func._schema.name)) is not None:
+            self._note(*gradient(args)[:-1], wanted=gradient(args)[-1])
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             call = self._note(*args[:9])
             if self.machine is not None:
@@ -115,13 +132,15 @@ class _Recorder(DispatchMode):
                 return torch.empty(shape, dtype=dtype, device="meta", memory_format=p.memory_format)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, *arguments: Any, linear: bool = False) -> ConvCall:
+    def _note(self, *arguments: Any, linear: bool = False, wanted: Sequence[bool] = ()) -> ConvCall:
         running = self.stack[-1] if self.stack else None
         name, kind = (running.name, type(running.module).__name__) if running else ("", "")
         # Without a machine, what is seen here was cast already, but for the weight of a linear layer.
         dtype = running.autocast if running and self.machine else arguments[0].dtype
         call = ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
-        self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs), linear, active()))
+        outputs = gradient_outputs(call.transposed, wanted) if wanted else ()
+        part = part_of_call(call, arguments[:3], self.outputs)
+        self.found.append(Captured(name, kind, *part, linear, active(), outputs))
         return call
 
 

@@ -1,4 +1,4 @@
-"""`explain`: what every backend says of a problem, of operands, of a module or of a whole model."""
+"""`explain`: every backend's answer for a problem, for operands, for a module or for a whole model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def explain(
     measure: bool = False,
     **kwargs: Any,
 ) -> Explanation | ModelExplanation:
-    """Which backend computes each output of a convolution, and why; and the reasons against every other backend.
+    """Explain which backend computes each output of a convolution, and why; and what is against every other backend.
 
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
-            a module, a whole model or a function, followed by what it is called with (tensors on the meta device are
-            enough); autocast counts, as in a call. DTensors, and a model that `convgrad.parallel.shard_` changed, are
-            explained as this process's part, with what it receives from others; such a model runs once, in every
-            process.
+            a module, a whole model or a function (`convgrad.grad_weight`, too), followed by what it is called with
+            (tensors on the meta device are enough); autocast counts, as in a call. DTensors, and a model that
+            `convgrad.parallel.shard_` changed, are explained as this process's part, with what it receives from
+            others; such a model runs once, in every process.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
         outputs: one or several of ``forward, grad_input, grad_weight, grad_bias``; by default all, as if every operand
@@ -103,8 +103,6 @@ def _machine(device: DeviceLike, *operands: Any) -> Machine:
         specs = [TensorSpec.of(t) for t in operands if isinstance(t, (Tensor, TensorSpec))]
         kind = specs[0].device_type if specs else "cpu"
         return machine_of(torch.device("cpu" if kind == "meta" else kind))
-    if isinstance(device, str) and device.split(":")[0] == "cuda" and torch.cuda.is_available():
-        device = torch.device(device)
     return machine_of(device)
 
 
@@ -129,16 +127,17 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        key = (problem_on(machine, one.call), one.placements, one.transfers, one.linear, one.request)
+        key = (problem_on(machine, one.call), one.placements, one.transfers, one.linear, one.request, one.outputs)
         equal.setdefault(key, []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = []
-    for (problem, placements, transfers, linear, request), calls in equal.items():
+    for (problem, placements, transfers, linear, request, called), calls in equal.items():
         names = tuple(one.name for one in calls)
         left = _left_to_matmul(problem, machine) if linear else ""
         named = problem.replace(name=names[0])
-        found = explain_problem(named, outputs, machine, measure=measure, left=left, request=request)
+        wanted = outputs or called
+        found = explain_problem(named, wanted, machine, measure=measure, left=left, request=request)
         layers.append(Layer(names, calls[0].kind, replace(found, placements=placements, transfers=transfers)))
     return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
 
@@ -170,7 +169,7 @@ def explain_problem(
     left: str = "",
     request: Request | None = None,
 ) -> Explanation:
-    """What every backend says of every output of a problem, on a machine that need not be here.
+    """Return every backend's answer for every output of a problem, on a machine that need not be here.
 
     Args:
         outputs: which; all where none are given.
@@ -221,7 +220,7 @@ def _answers(
         step = next((s for s in steps if output in s.outputs), None)
         if step is None:
             why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
-            answers.append(Answer(output, "engine", True, (why,), "as it lies", 0))
+            answers.append(Answer(output, "engine", True, (why,), "strided as given", 0))
             continue
         others = [] if output == "grad_bias" else backends().values()
         if problem.padding_mode != "zeros":
@@ -234,9 +233,11 @@ def _answers(
                 against = reasons_against(backend, problem, (output,), place)
                 against = _described_library(backend, output, machine, against, aten_runs)
             usable = not against
-            reasons = [_why(step, output)] if chosen else against or [f"usable; {step.backend.name} goes before it"]
+            reasons = (
+                [_why(step, output)] if chosen else against or [f"available, lower priority than {step.backend.name}"]
+            )
             taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
-            layout = "as they lie" if "strided" in backend.layouts else taken.layout
+            layout = "strided as given" if "strided" in backend.layouts else taken.layout
             by_aten = backend.name.removesuffix(COPY) == "aten"
             runs = "" if not usable else aten_runs[output] if by_aten else backend.kernel_name(problem, computed)
             workspace = backend.workspace(problem, computed) if usable else 0
@@ -254,7 +255,7 @@ def _why(step: Step, output: Output) -> str:
 
 
 def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
-    """What PyTorch runs for each output, by its own rules."""
+    """PyTorch's kernel for each output, by its own rules."""
     if problem.empty:
         return {}
     aten = trace_aten(problem, device=machine)

@@ -1,16 +1,16 @@
-"""What `explain` returns: for each output, every backend: chosen or why not, layout, workspace, and the limit."""
+"""The results of `explain`: for each output, every backend: chosen or why not, layout, workspace, and the limit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from typing import Any, ClassVar
 
-from ..backends import COPY, built_in
+from ..backends import COPY, built_in, why_absent
 from ..problem import PASSES, ConvProblem, Output
-from ..tables import html_table, text_table, wrapped
+from ..tables import Table, html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import BEYOND, TOO_LOW, Limits
@@ -18,7 +18,7 @@ from .roofline import BEYOND, TOO_LOW, Limits
 
 @dataclass(frozen=True)
 class Answer:
-    """What one backend says of one output.
+    """The answer of one backend for one output.
 
     Args:
         layout: in which it gets the operands.
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a process receives of one tensor in one pass of a sharded convolution.
+    """The part of one tensor that a process receives in one pass of a sharded convolution.
 
     Args:
         when: ``forward`` or ``backward``.
@@ -78,7 +78,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Explanation(Drawn):
-    """What would run for a problem on a machine, and what would not and why. ``str()`` is a table.
+    """Backends that would run for a problem on a machine, and those that would not and why. ``str()`` is a table.
 
     Args:
         rows: one for each output and backend.
@@ -100,7 +100,7 @@ class Explanation(Drawn):
 
     @cached_property
     def aten(self) -> AtenTrace:
-        """How PyTorch itself would get to its kernels: every rule and the value that decided it."""
+        """PyTorch's own choice: every rule and the value that decided it."""
         return trace_aten(self.problem, device=self.machine)
 
     @property
@@ -113,18 +113,23 @@ class Explanation(Drawn):
         least = self.limit_seconds
         return None if least is None or not row.seconds or row.output == "grad_bias" else least / row.seconds
 
-    def _table(self, rows: Sequence[Answer]) -> list[tuple[str, ...]]:
-        table = [("output", "backend", "", "runs", "layout", "workspace", "time", "of the limit", "reason")]
-        for r in rows:
-            part = self.of_limit(r)
-            table.append((
-                r.output, r.backend, "chosen" if r.chosen else "", r.runs, r.layout,
-                f"{r.workspace:,} B" if r.workspace else "0",
-                "" if r.seconds is None else f"{r.seconds * 1e3:.3f} ms",
-                "" if part is None else f"{100 * part:.3g} %",
-                "; ".join(r.reasons),
-            ))  # fmt: skip
-        return table
+    def said(self, output: Output) -> str:
+        """Return an output in the user's words; of a transposed problem with the pass that computes it."""
+        names = {"grad_input": "output (a grad_input)", "forward": "grad_input (a forward)"}
+        return names.get(output, output) if self.problem.transposed else output
+
+    def _table(self, rows: Sequence[Answer]) -> Table[Answer]:
+        return Table(rows, {
+            "output": (lambda r: self.said(r.output), ""),
+            "backend": (lambda r: r.backend, ""),
+            "": (lambda r: "chosen" if r.chosen else "", ""),
+            "runs": (lambda r: r.runs, ""),
+            "layout": (lambda r: r.layout, ""),
+            "workspace": (lambda r: f"{r.workspace:,} B" if r.workspace else "0", ""),
+            "time": (lambda r: "" if r.seconds is None else f"{r.seconds * 1e3:.3f} ms", ""),
+            "of the limit": (lambda r: "" if (part := self.of_limit(r)) is None else f"{100 * part:.3g} %", ""),
+            "reason": (lambda r: "; ".join(r.reasons), ""),
+        })  # fmt: skip
 
     @property
     def summary(self) -> str:
@@ -132,7 +137,7 @@ class Explanation(Drawn):
         p = self.problem
         text = f"each pass: {p.flops:,} FLOP, {p.least_bytes:,} bytes at least"
         if self.limits is None:
-            text += "; the machine's limit is not known"
+            text += "; peak not measured (convgrad info --measure)"
         else:
             least = self.limits.seconds(p) * 1e3
             text += f"; at best {least:.4g} ms ({self.limits.bound(p)}-bound), given {self.limits}"
@@ -147,7 +152,7 @@ class Explanation(Drawn):
         return self.text(80)
 
     def text(self, width: int | None = None, *, everything: bool = False) -> str:
-        """The table under what it is about.
+        """Return the table under its subject.
 
         Args:
             width: the most that a line may have.
@@ -160,7 +165,8 @@ class Explanation(Drawn):
             if everything or r.chosen or r.by_aten or r.seconds is not None
             or not (r.usable or r.backend.removesuffix(COPY) in ours)
         ]  # fmt: skip
-        head, table = f"{self.problem}\non {self.machine}\n{self.summary}", text_table(self._table(shown), width=width)
+        head = f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
+        table = self._table(shown).text(width)
         rest = self._named([r for r in self.rows if r not in shown])
         rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
         rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
@@ -168,26 +174,27 @@ class Explanation(Drawn):
 
     def _named(self, rows: Sequence[Answer]) -> list[str]:
         """The backends of these rows by name; outputs of which the same is said share a line."""
-        outputs_of: dict[str, list[str]] = {}
+        outputs_of: dict[str, list[Output]] = {}
         for output, chosen in self.chosen().items():
             can = [r.backend for r in rows if r.output == output and r.usable]
             cannot = sum(r.output == output and not r.usable for r in rows)
-            can_text = f"{', '.join(can)} could too, and {chosen} goes before them" if can else ""
+            can_text = f"also available, lower priority than {chosen}: {', '.join(can)}" if can else ""
             cannot_text = (
-                f"{cannot} others cannot (--all shows why; in Python, .text(everything=True))" if cannot else ""
+                f"{cannot} are not available (--all shows why; in Python, .text(everything=True))" if cannot else ""
             )
             text = "; ".join(filter(None, (can_text, cannot_text)))
             outputs_of.setdefault(text, []).append(output)
-        return [f"{', '.join(outputs)}: {text}" for text, outputs in outputs_of.items() if text]
+        return [f"{', '.join(map(self.said, outputs))}: {text}" for text, outputs in outputs_of.items() if text]
 
     def _repr_html_(self) -> str:
         summary = escape(self.summary).replace("\n", "<br>")
-        title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{summary}"
+        subject = escape(f"{no_kernels(self.machine)}{self.problem}").replace("\n", "<br>")
+        title = f"<b>{subject}</b><br>on {escape(str(self.machine))}<br>{summary}"
         exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
-        return f"<p>{title}</p>{html_table(self._table(self.rows))}{exchanged}{self._picture()}"
+        return f"<p>{title}</p>{self._table(self.rows).html()}{exchanged}{self._picture()}"
 
     def _points(self) -> list[Point]:
-        """Of what was measured, else of the passes at best, which all have the same work."""
+        """Return a point for each measured row; else one for the passes at best, which all have the same work."""
         p = self.problem
         measured = [r for r in self.rows if r.seconds is not None]
         if not measured:
@@ -249,7 +256,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelExplanation(Drawn):
-    """What would run for every convolution of a model; equal ones are one line. ``str()`` is a table."""
+    """Backends that would run for every convolution of a model; equal ones are one line. ``str()`` is a table."""
 
     machine: Machine
     layers: tuple[Layer, ...]
@@ -272,39 +279,47 @@ class ModelExplanation(Drawn):
             raise ValueError(f"no convolution of this model matches {pattern!r}; there are {names} ...")
         return ModelExplanation(self.machine, found)
 
-    def _table(self) -> list[Sequence[str]]:
-        table: list[Sequence[str]] = [("layer", "times", "GFLOP", "MB", "best", *PASSES, "problem")]
-        for layer in self.layers:
-            e, p, n = layer.explanation, layer.problem, len(layer.names)
-            chosen = {r.output: f"{r.backend} [{r.runs.split(' ')[0]}]" if r.runs else r.backend
-                      for r in e.rows if r.chosen}  # fmt: skip
-            table.append((
-                layer.names[0] or layer.kind, str(n), f"{n * p.flops / 1e9:.3f}", f"{n * p.least_bytes / 1e6:.1f}",
-                "" if e.limit_seconds is None else f"{n * e.limit_seconds * 1e3:.3g} ms",
-                *(chosen.get(output, "") for output in PASSES), str(p.replace(name="")),
-            ))  # fmt: skip
-        return table
+    def _table(self) -> Table[Layer]:
+        def best(layer: Layer) -> str:
+            least = layer.explanation.limit_seconds
+            return "" if least is None else f"{len(layer.names) * least * 1e3:.3g} ms"
+
+        def chosen(layer: Layer, output: Output) -> str:
+            row = next((r for r in layer.explanation.rows if r.chosen and r.output == output), None)
+            if row is None:
+                return ""
+            return f"{row.backend} [{row.runs.split(' ')[0]}]" if row.runs else row.backend
+
+        return Table(self.layers, {
+            "layer": (lambda x: x.names[0] or x.kind, ""),
+            "times": (lambda x: str(len(x.names)), ""),
+            "GFLOP": (lambda x: f"{len(x.names) * x.problem.flops / 1e9:.3f}", ""),
+            "MB": (lambda x: f"{len(x.names) * x.problem.least_bytes / 1e6:.1f}", ""),
+            "best": (best, ""),
+            **{output: (partial(chosen, output=output), "") for output in PASSES},
+            "problem": (lambda x: str(x.problem.replace(name="")), ""),
+        })  # fmt: skip
 
     @property
     def transfers(self) -> list[tuple[str, Transfer]]:
-        """What this process receives in the convolutions of a sharded model, each with the layer's name."""
+        """Everything that this process receives in a sharded model, each with the layer's name."""
         return [(name, t) for layer in self.layers for name in layer.names for t in layer.explanation.transfers]
 
     def __str__(self) -> str:
         return self.text(80)
 
     def text(self, width: int | None = None) -> str:
-        """The table under what it is about, no wider than ``width``."""
+        """Return the table under its subject, no wider than ``width``."""
         count = sum(len(layer.names) for layer in self.layers)
         linears = " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
         kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
-        title = f"{count} {kinds}, {len(self.layers)} different, on {self.machine}"
-        text = f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
+        title = f"{no_kernels(self.machine)}{count} {kinds}, {len(self.layers)} different, on {self.machine}"
+        text = f"{title if width is None else wrapped(title, width)}\n{self._table().text(width)}"
         rows = [(name, *t.cells()) for name, t in self.transfers]
         return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
 
     def _repr_html_(self) -> str:
-        return f"<p>on {escape(str(self.machine))}</p>{html_table(self._table())}{self._picture()}"
+        return f"<p>on {escape(str(self.machine))}</p>{self._table().html()}{self._picture()}"
 
     def _points(self) -> list[Point]:
         """Each layer at best, and what was measured of it."""
@@ -324,6 +339,12 @@ class ModelExplanation(Drawn):
             "machine": str(self.machine),
             "layers": [{"names": list(x.names), "kind": x.kind, **x.explanation.to_dict()} for x in self.layers],
         }
+
+
+def no_kernels(machine: Machine) -> str:
+    """Return a line that says so where this CPU has none of the compiled kernels; else nothing."""
+    missing = why_absent() if machine.device_type == "cpu" and machine.is_here else ""
+    return f"NO COMPILED KERNELS: {missing}\n" if missing else ""
 
 
 def _exchanged(rows: Sequence[tuple[str, ...]], width: int | None, *first: str) -> str:

@@ -1,4 +1,4 @@
-"""How long the chosen backend and ATen take for each output of a problem, on the machine that is here."""
+"""Time the chosen backend and ATen for each output of a problem, on the machine that is here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIFFERENT = 1.05  # times as long: less is noise
 
 
 def measured(explanation: Explanation) -> Explanation:
-    """The same with the time of the chosen backend and of ATen, and with what the machine can do at best.
+    """Return an explanation with the times of the chosen backend and of ATen, and the machine's limit.
 
     Each pass is timed alternately in this process. One that a backend computes only together with others has no time.
 

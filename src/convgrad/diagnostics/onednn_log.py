@@ -1,4 +1,4 @@
-"""Which oneDNN primitives ran: its verbose log, read from standard output while it is being written."""
+"""Names of the oneDNN primitives that ran: its verbose log, read from standard output while it is written."""
 
 from __future__ import annotations
 

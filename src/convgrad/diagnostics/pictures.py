@@ -142,13 +142,13 @@ def _labels(axes: Any, drawn: Sequence[tuple[int, Point, float, float]]) -> None
 
 
 class Drawn:
-    """What has a roofline: what was measured, or what is possible at best."""
+    """A result with a roofline: of what was measured, or of what is possible at best."""
 
     def _points(self) -> Sequence[Point]:
         raise NotImplementedError
 
     def _roofs(self) -> Sequence[Limits]:
-        """What the machines can do, as far as that is known."""
+        """Return the limits of the machines, as far as they are known."""
         raise NotImplementedError
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:

@@ -6,7 +6,6 @@ A pass cannot take less time than its bytes need (two operands read, one result 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
@@ -17,8 +16,7 @@ from .._compat import onednn_has, precision
 from ..engine import store
 from ..engine.ab_timer import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
-from .aten_rules import Machine
-from .aten_rules.call import short
+from .aten_rules import Machine, short
 
 #: What is above this part of the limit shows that the limit is too low: a little above is noise.
 BEYOND = 1.05
@@ -30,7 +28,7 @@ TOO_LOW = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine can do at best.
+    """The best that a machine can do.
 
     Args:
         bytes_per_second: of a large copy, bytes read and bytes written both counted.
@@ -49,7 +47,7 @@ class Limits:
         return max(self._seconds(problem, outputs))
 
     def bound(self, problem: ConvProblem, outputs: Collection[str] = ("forward",)) -> str:
-        """What that time is made of: ``"memory"`` or ``"arithmetic"``."""
+        """Return what that time is made of: ``"memory"`` or ``"arithmetic"``."""
         moving, computing = self._seconds(problem, outputs)
         return "memory" if moving >= computing else "arithmetic"
 
@@ -79,35 +77,19 @@ def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int
     return len(passes) * problem.flops, elements * problem.dtype.itemsize
 
 
-#: GB/s of memory; TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so. From the makers'
-#: datasheets: the SXM or OAM version where there are several.
-_DATASHEETS: dict[str, tuple[float, dict[str, float]]] = {
-    "v100": (900, {"float64": 7.8, "float32": 15.7, "float16": 125}),
-    "t4": (320, {"float64": 0.25, "float32": 8.1, "float16": 65}),
-    "a100": (2039, {"float64": 19.5, "float32": 19.5, "float16": 312, "bfloat16": 312}),
-    "a10": (600, {"float32": 31.2, "float16": 125, "bfloat16": 125}),
-    "l4": (300, {"float32": 30.3, "float16": 121, "bfloat16": 121}),
-    "l40s": (864, {"float32": 91.6, "float16": 362, "bfloat16": 362}),
-    "h100": (3350, {"float64": 67, "float32": 67, "float16": 989, "bfloat16": 989}),
-    "h200": (4800, {"float64": 67, "float32": 67, "float16": 989, "bfloat16": 989}),
-    "rtx4090": (1008, {"float64": 1.3, "float32": 82.6, "float16": 165, "bfloat16": 165}),
-    "mi250x": (3277, {"float64": 95.7, "float32": 95.7, "float16": 383, "bfloat16": 383}),
-    "mi300x": (5300, {"float64": 163.4, "float32": 163.4, "float16": 1307, "bfloat16": 1307}),
-}  # fmt: skip
-
-
 def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
-    words = re.sub(r"[-,]", " ", machine.label.lower()).replace("rtx ", "rtx").split()
-    name, key = next((w for w in words if w in _DATASHEETS), ""), short(dtype)
-    bandwidth, flops = _DATASHEETS.get(name, (0, {}))
+    name, sheet = machine.sheet or ("", None)
+    key, flops = short(dtype), sheet.flops if sheet else {}
     if key not in flops:
         return None
-    return Limits(bandwidth * 1e9, flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense")
+    return Limits(
+        (sheet.bandwidth if sheet else 0) * 1e9, flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense"
+    )
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
-    """What is known about a machine: what was measured of this one, else the datasheet.
+    """Return the known limits of a machine: measured on this one, else from the datasheet.
 
     Args:
         measured: measure this machine now (about two seconds) where that was not done before.

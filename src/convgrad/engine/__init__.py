@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..backends import built_in
 from . import measurements, store
 from .cache import generation, plans, remember
-from .choice import BY_RULE, choose
+from .choice import BY_RULE, by_rules_alone, choose
 from .events import Event, observed, observers, observing, thread, unobserved
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul

@@ -6,12 +6,16 @@ problem on this machine; where measuring is on, a measurement now; the rules; an
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import torch
 
 from ..backends import Backend, PaddedCopy, padded, warn_of
 from ..errors import BackendError
 from ..problem import ConvProblem, Outputs, Pass, passes_of
 from ..settings import determinism_demanded
+from .cache import invalidate
 from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, computed_at_once, get_backend, reasons_against
@@ -21,6 +25,23 @@ from .steps import Step
 
 #: How the reason of such a choice begins.
 BY_RULE = "by rule: "
+
+_by_rules_alone = [0]
+
+
+@contextmanager
+def by_rules_alone() -> Generator[None, None, None]:
+    """Choose as if nothing had been measured while the block lasts, in all threads.
+
+    What PyTorch was found to get wrong is avoided all the same.
+    """
+    _by_rules_alone[0] += 1
+    invalidate()
+    try:
+        yield
+    finally:
+        _by_rules_alone[0] -= 1
+        invalidate()
 
 
 def choose(
@@ -57,7 +78,7 @@ def choose(
             steps = mine
         else:
             unsettled = False
-            if stored and not determinism_demanded(device):
+            if stored and not _by_rules_alone[0] and not determinism_demanded(device):
                 steps, unsettled = _measured(problem, outputs, device, now)
             if not steps:
                 steps = _by_rule(problem, outputs, device)

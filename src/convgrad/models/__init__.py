@@ -1,15 +1,27 @@
-"""Whole models: a process taken over for a while, a model accelerated in place, a script run unmodified."""
+"""Whole models: a process taken over for a while, and a model accelerated in place."""
+
+from typing import TYPE_CHECKING, Any
 
 from .accelerate import accelerate_
 from .layout import spatial_convolutions, to_channels_last
 from .process import observe_aten, takeover
 from .report import Report
-from .script import run_script
+from .script import as_main, run_main
 from .trial import NO_COPY, arguments, copied, training_step, why_it_fails
-from .usage import Usage, UsageRow, known_limits
+
+if TYPE_CHECKING:
+    from ..diagnostics import Usage, run_script
 
 __all__ = [
-    "NO_COPY", "Report", "Usage", "UsageRow", "accelerate_", "arguments", "copied", "known_limits",
-    "observe_aten", "run_script", "spatial_convolutions", "takeover", "to_channels_last", "training_step",
-    "why_it_fails",
+    "NO_COPY", "Report", "Usage", "accelerate_", "arguments", "as_main", "copied", "observe_aten", "run_main",
+    "run_script", "spatial_convolutions", "takeover", "to_channels_last", "training_step", "why_it_fails",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load `Usage` and `run_script`, which live in `convgrad.diagnostics`, when they are first named."""
+    if name not in ("Usage", "run_script"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .. import diagnostics
+
+    return getattr(diagnostics, name)

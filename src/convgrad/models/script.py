@@ -1,84 +1,27 @@
-"""Run a script unmodified, with every convolution taken over or observed, and report them at the end."""
+"""Run a script as the interpreter would: as ``__main__``, with its own arguments, and with the modules next to it."""
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import os
 import runpy
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
 from zipfile import is_zipfile
 
-from ..tables import counted, wrapped
 from . import process
-from .process import observe_aten, takeover
-from .usage import Usage, known_limits
 
-#: Whose frames stand above the script's in a traceback.
+#: Files whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
 
 
-def run_script(
-    script: str,
-    args: Sequence[str] = (),
-    *,
-    stock: bool = False,
-    csv: str | os.PathLike[str] | None = None,
-    module: bool = False,
-    measure: bool = True,
-    out: TextIO | None = None,
-    width: int | None = None,
-    then: Callable[[dict[str, Any]], None] | None = None,
-) -> int:
-    """Run a script as ``python script args...`` would, and report its convolutions.
-
-    The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
-    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends.
-
-    Args:
-        script: path of the script, or the name of a module.
-        stock: take nothing over, and report what the script itself chose: PyTorch, or what it uses of convgrad.
-        csv: also write the report there.
-        module: ``script`` is a module's name, as for ``python -m``.
-        measure: measure the machine's limit if it is not known yet or too low (about two seconds, at the end).
-        out: where the report goes; by default standard error, because standard output belongs to the script.
-        width: the longest line of the report.
-        then: called after the report with the same as plain data.
-
-    Returns:
-        The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
-        exception, whose traceback is printed.
-
-    Raises:
-        FileNotFoundError: there is no such script.
-    """
-    if not module and not Path(script).exists():
-        raise FileNotFoundError(f"no script at {script!r}")
-    target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
-    usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
-    with ExitStack() as opened:
-        where = (target, out or sys.stderr, width, then)
-        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
-        opened.enter_context(observe_aten() if stock else takeover())
-        opened.enter_context(usage)
-        opened.enter_context(_as_main(script, args, module))
-        status = _run(script, module)
-        if any(t not in others and not t.daemon for t in threading.enumerate()):
-            atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
-    return status
-
-
 @contextmanager
-def _as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
-    """The argument list, the module path and the place of ``__main__`` that the script would see; then as before."""
+def as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
+    """Set arguments, module path and ``__main__`` as the script would see them while the block lasts."""
     argv, path, mains = sys.argv[:], sys.path[:], {name: sys.modules[name] for name in ("__main__", "__mp_main__")}
     # A process that multiprocessing spawns or forks from a server calls the script's module so.
     sys.modules["__mp_main__"] = alias = ModuleType("__mp_main__")
@@ -92,7 +35,15 @@ def _as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
         sys.modules.update(mains)
 
 
-def _run(script: str, module: bool) -> int:
+def run_main(script: str, module: bool = False) -> int:
+    """Run a script inside `as_main`, and return its exit status.
+
+    That is what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other exception, whose traceback is
+    printed.
+
+    Args:
+        script: path of the script; with ``module`` the name of a module, as for ``python -m``.
+    """
     try:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -109,7 +60,7 @@ def _run(script: str, module: bool) -> int:
 
 
 def _run_file(path: str) -> None:
-    """What the interpreter does with a file: runpy's ``__main__`` knows neither its absolute path nor its loader."""
+    """Do what the interpreter does with a file: runpy's ``__main__`` knows neither its absolute path nor its loader."""
     main = ModuleType("__main__")
     main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
     vars(main)["__builtins__"] = builtins
@@ -118,7 +69,7 @@ def _run_file(path: str) -> None:
 
 
 def _status(code: object) -> int:
-    """What the interpreter makes of the argument of `sys.exit`."""
+    """Return the exit status that an argument of `sys.exit` means."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -142,29 +93,3 @@ def _show(error: BaseException) -> None:
         else:
             frame = frame.tb_next
     sys.excepthook(type(error), error.with_traceback(tb), tb)
-
-
-def _report(
-    usage: Usage,
-    wall: float,
-    stock: bool,
-    measure: bool,
-    csv: Path | None,
-    out: TextIO,
-    width: int | None,
-    then: Callable[[dict[str, Any]], None] | None,
-) -> None:
-    who = "the script's own choice" if stock else "convgrad's choice"
-    calls = counted(sum(r.calls for r in usage.rows), "call")
-    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
-    with suppress(KeyboardInterrupt):  # the rest is known
-        known_limits(usage.rows, measure)
-    with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        print(head if width is None else wrapped(head, width), usage.table(width=width), sep="\n", file=out, flush=True)
-    try:
-        if csv is not None:
-            csv.write_text(usage.to_csv(), encoding="utf-8")
-        if then is not None:
-            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict()})
-    except OSError as error:
-        print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)

@@ -134,3 +134,14 @@ def test_padding_of_two_sides_is_a_padded_copy() -> None:
     assert "padded copy of the input, 2x8x11x9 float32 channels_last" in steps.backend.notes[0]
     assert steps.call.padding == ((0, 0), (1, 1))
     assert steps.call.output_shape == (2, 8, 9, 9)
+
+
+def test_the_buffers_of_cuda_are_those_of_its_own_source() -> None:
+    """`ConvolutionMM2d.cu` and `NaiveConvolutionTranspose2d.cu` have one `columns` of one image, and no `finput`."""
+    x, w = TensorSpec((4, 8, 9, 9)), TensorSpec((8, 8, 3, 3))
+    for more, columns in (({}, "C_in/groups * k, out"), ({"transposed": True}, "C_out/groups * k, in")):
+        steps = trace_aten(x, w, device="cuda no cudnn", **more)
+        assert steps.backend.backend in ("Slow2d", "SlowTranspose2d")
+        assert steps.gradients is not None
+        for run in (steps.forward, steps.gradients):
+            assert run.temporaries == (f"columns: ({columns}), one batch item",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convgrad.diagnostics.aten_rules import MODELLED_VERSIONS, Machine, TensorSpec, select_conv_backend
+from convgrad.diagnostics.aten_rules import MODELLED_VERSIONS, Machine, TensorSpec, machine_of, select_conv_backend
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from convgrad.diagnostics.aten_rules import MODELLED_VERSIONS, Machine, TensorSp
         ("sm_100a cudnn 9.15", {"capability": (10, 0), "cudnn": 91500}),
         ("v100 cudnn 8.9.7", {"capability": (7, 0), "cudnn": 8907}),
         ("a100 torch 2.11", {"torch_version": "2.11", "cudnn": 91900}),
+        *((text, {"capability": (8, 9)}) for text in ("rtx 4090", "RTX-4090", "4090", "NVIDIA GeForce RTX 4090")),
+        ("cuda:0", {"device_type": "cuda", "capability": (8, 0)}),
         ("rocm gfx942 miopen 3.4", {"device_type": "cuda", "miopen": True, "cudnn": None}),
         ("mi300x nhwc", {"miopen": True, "miopen_nhwc": True}),
         ("xpu", {"device_type": "xpu"}),
@@ -44,7 +46,7 @@ def test_cpu_alone_is_this_cpu() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [("h100 cudn 9.10", "did you mean 'cudnn'"), ("", "empty device description"), ("h10", "did you mean 'h100'"),
-     ("quantum", "don't know 'quantum'"), ("cudnn 9.10 sm", "don't know 'sm'"),
+     ("quantum", "don't know 'quantum'; there are a100, h100, h200"), ("cudnn 9.10 sm", "don't know 'sm'"),
      *((f"cpu {words}", "is followed by a number") for words in ("threads", "threads 0", "threads 1.5", "torch"))],
 )  # fmt: skip
 def test_what_cannot_be_read(text: str, words: str) -> None:
@@ -54,6 +56,7 @@ def test_what_cannot_be_read(text: str, words: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 def test_a_device_that_is_not_here() -> None:
+    assert machine_of(torch.device("cuda:0")).assumed
     with pytest.raises(ValueError, match="describe one instead"):
         Machine.here("cuda")
 

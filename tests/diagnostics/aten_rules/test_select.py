@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 
 import pytest
 import torch
 
-from convgrad.diagnostics.aten_rules import Machine, TensorSpec, determine_backend_memory_format, select_conv_backend
+from convgrad.diagnostics.aten_rules import (
+    BACKENDS,
+    LAYOUT_RULES,
+    Machine,
+    TensorSpec,
+    determine_backend_memory_format,
+    select_conv_backend,
+)
+from convgrad.diagnostics.aten_rules.rules import FACTS, SELECT, Condition, Table
 from convgrad.errors import ShapeError
 from convgrad.problem import ConvProblem
 
@@ -205,7 +215,18 @@ def test_a_decision_explains_itself() -> None:
         spec(8, 96, 56, 56, dtype=BF16), spec(96, 1, 7, 7, dtype=BF16), padding=3, groups=96, device=H
     )
     text = str(d)
-    for words in ("backend: CudaDepthwise2d", "channels_last", "float16", "bfloat16", "cuDNN 9.10.0", "96 channels"):
+    for words in (
+        "backend: CudaDepthwise2d",
+        "channels_last",
+        "float16",
+        "bfloat16",
+        "cuDNN 9.10.0",
+        "channels 96",
+        "AND ",
+        "OR ",
+        "NOT ",
+        "[ConvParams::use_cudnn_depthwise]",
+    ):
         assert words in text
     assert [r.text for r in d.rules if r.depth == 0][:2] == [
         "the batch or the channels are empty", "it is depthwise on a CUDA or ROCm device"]  # fmt: skip
@@ -231,3 +252,21 @@ def test_a_problem_with_padding_that_pytorch_does_not_know() -> None:
     assert "crops it" in select_conv_backend(wide, device=H).notes[0]
     plain = ConvProblem(2, 8, 6, 1, (34,), (4,), (2,), ((1, 1),), (1,), (17,), origin="transposed")
     assert select_conv_backend(plain, device="cpu").backend == "MkldnnTranspose"
+
+
+def test_every_condition_reads_facts_that_there_are() -> None:
+    fields = {f.name for f in dataclass_fields(Machine)} | {"since_2_12", "since_2_13"}
+
+    def walk(table: Table) -> Iterator[Condition]:
+        for condition, answer in table:
+            yield from condition or ()
+            if isinstance(answer, list):
+                yield from walk(answer)
+            else:
+                assert answer.format(T="", d=2) in BACKENDS
+
+    rows = [*walk(SELECT), *(one for rule in LAYOUT_RULES.values() for one in rule)]
+    assert len(rows) > 100
+    for one in rows:
+        assert bool(one.test) != bool(one.parts)
+        assert {*one.reads} <= FACTS.keys() | fields, one.text

@@ -1,19 +1,19 @@
-"""How PyTorch itself computes a convolution: validate, select a backend, choose a layout, compute.
+"""PyTorch's own path of a convolution: validate, select a backend, choose a layout, compute.
 
 Every answer carries the rules that led to it, in PyTorch's order, with the value that made each true or false; for
 this machine and for one that is only described. No tensor needs memory: a `TensorSpec` is enough.
 """
 
-from .aten_trace import AtenTrace, Copy, KernelRun, trace_aten
-from .call import ConvCall, TensorSpec
-from .decision import Decision, Rule
-from .layouts import LAYOUT_RULES
-from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
+from .aten_trace import AtenTrace, Copy, KernelRun, trace_aten, trace_call
+from .call import ConvCall, TensorSpec, short
+from .machine import MACHINES, MODELLED_VERSIONS, DeviceLike, Machine, Sheet, machine_of
 from .names import Kernel, Scratch, kernel_of, named
-from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
+from .rules import LAYOUT_RULES, Rule
+from .select import BACKENDS, Decision, determine_backend_memory_format, select_conv_backend
 
 __all__ = [
-    "BACKENDS", "LAYOUT_RULES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Copy", "Decision", "DeviceLike",
-    "Kernel", "KernelRun", "Machine", "Rule", "Scratch", "TensorSpec", "determine_backend_memory_format", "kernel_of",
-    "machine_of", "named", "select_conv_backend", "trace_aten",
+    "BACKENDS", "LAYOUT_RULES", "MACHINES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Copy", "Decision",
+    "DeviceLike", "Kernel", "KernelRun", "Machine", "Rule", "Scratch", "Sheet", "TensorSpec",
+    "determine_backend_memory_format", "kernel_of", "machine_of", "named", "select_conv_backend", "short",
+    "trace_aten", "trace_call",
 ]  # fmt: skip

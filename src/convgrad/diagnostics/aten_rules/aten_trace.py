@@ -14,11 +14,9 @@ from torch import Tensor
 
 from ...problem import ConvProblem
 from .call import ConvCall, TensorSpec, short
-from .decision import Decision
-from .layouts import layout_decision
 from .machine import Machine
 from .names import kernel_of
-from .select import backend_of_call, described_call
+from .select import Decision, backend_of_call, described_call, layout_decision
 
 #: Backends whose kernels know one group only: PyTorch cuts the tensors into groups and calls them once for each.
 _ONE_GROUP = ("NnpackSpatial", "Slow2d", "SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d")
@@ -87,7 +85,7 @@ class AtenTrace:
 
 
 def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: Any) -> AtenTrace:
-    """PyTorch's four steps for one call: validate, select a backend, choose a layout, compute.
+    """Return PyTorch's four steps for one call: validate, select a backend, choose a layout, compute.
 
     The arguments are those of `select_conv_backend`.
 
@@ -99,7 +97,7 @@ def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: A
 
 
 def trace_call(call: ConvCall, machine: Machine) -> AtenTrace:
-    """The same for a call that is already described and checked."""
+    """Return the steps for a call that is already described and checked."""
     backend = backend_of_call(call, machine)
     gradient_backend = backend_of_call(replace(call, need_backward=True), machine)
     call, _ = call.symmetric()
@@ -112,7 +110,7 @@ def trace_call(call: ConvCall, machine: Machine) -> AtenTrace:
 def _run(call: ConvCall, backend: Decision, *, backward: bool) -> tuple[Decision, KernelRun]:
     """The layout in which a backend runs, and what it runs."""
     name, c = backend.answer, call.view_1d_as_2d()
-    kernel, layout = kernel_of(name), layout_decision(backend.answer, c.input, c.weight, backend.machine)
+    kernel, layout = kernel_of(name), layout_decision(backend.answer, c, backend.machine)
     copies: list[Copy] = []
     if c is not call and not call.input.is_contiguous():
         why = "a 1-D input is made contiguous before it is viewed as 2-D"
@@ -126,6 +124,8 @@ def _run(call: ConvCall, backend: Decision, *, backward: bool) -> tuple[Decision
         copies += _group_copies(c, layout.value, backward)
     forward, gradients = (kernel.forward, kernel.forward_temporaries), (kernel.backward, kernel.backward_temporaries)
     function, temporaries = gradients if backward else forward
+    if call.input.device_type == "cuda" and kernel.cuda_temporaries:
+        temporaries = kernel.cuda_temporaries
     return layout, KernelRun(function, groups, tuple(copies), temporaries)
 
 

@@ -77,7 +77,7 @@ class TensorSpec:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
     def on(self, device_type: str) -> TensorSpec:
-        """The same tensor on another kind of device."""
+        """Return the same tensor on another kind of device."""
         return replace(self, device_type=device_type)
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
@@ -85,7 +85,7 @@ class TensorSpec:
         return self._meta().is_contiguous(memory_format=memory_format)
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> TensorSpec:
-        """What ``Tensor.contiguous(memory_format=...)`` returns: itself where it already is."""
+        """Return the result of ``Tensor.contiguous(memory_format=...)``: itself if it already is."""
         return replace(self, strides=tuple(self._meta().contiguous(memory_format=memory_format).stride()))
 
     def view_1d_as_2d(self) -> TensorSpec:
@@ -183,7 +183,7 @@ class ConvCall:
         return any(d != 1 for d in self.dilation)
 
     def on(self, device_type: str) -> ConvCall:
-        """The same call with its operands on another kind of device."""
+        """Return the call with its operands on another kind of device."""
         bias = None if self.bias is None else self.bias.on(device_type)
         return replace(self, input=self.input.on(device_type), weight=self.weight.on(device_type), bias=bias)
 

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.torch_version import TorchVersion
@@ -25,7 +25,7 @@ def _minor(version: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What PyTorch's choice of a convolution kernel reads of the machine, its build and its settings.
+    """The facts of a machine, its build and its settings that PyTorch's choice of a convolution kernel reads.
 
     `Machine.here` reads this one, `Machine.parse` a description of another.
 
@@ -81,6 +81,14 @@ class Machine:
         return TorchVersion(self.torch_version) >= version
 
     @property
+    def since_2_12(self) -> bool:
+        return self.since("2.12")
+
+    @property
+    def since_2_13(self) -> bool:
+        return self.since("2.13")
+
+    @property
     def cudnn_text(self) -> str:
         """cuDNN's version for people: 91000 is 9.10.0, 8907 is 8.9.7."""
         if self.cudnn is None:
@@ -108,7 +116,7 @@ class Machine:
 
     @classmethod
     def here(cls, device: torch.device | str | None = None) -> Machine:
-        """The machine at hand with the settings in force, for a device that is here.
+        """Return the machine at hand with the settings in force, for a device that is here.
 
         Raises:
             ValueError: this PyTorch has no such device.
@@ -145,13 +153,13 @@ class Machine:
 
     @classmethod
     def parse(cls, text: str) -> Machine:
-        """Read a description such as ``"cuda sm_90 cudnn 9.10"``, ``"h100"``, ``"rocm gfx942 miopen"``, ``"xpu"``,
-        ``"mps"``, ``"cpu"``, ``"cpu arm"``, ``"cpu avx512 threads 1 torch 2.12"``.
+        """Read a description such as ``"cuda sm_90 cudnn 9.10"``, ``"h100"``, ``"rtx 4090"``, ``"rocm gfx942 miopen"``,
+        ``"xpu"``, ``"mps"``, ``"cpu"``, ``"cpu arm"``, ``"cpu avx512 threads 1 torch 2.12"``.
 
         Raises:
             ValueError: a word that it does not know, with the nearest one that it does.
         """
-        words = re.sub(r"[,;+/]+", " ", text.strip().lower()).split()
+        words = _words(text)
         if not words:
             raise ValueError(
                 "an empty device description; try 'cuda sm_90 cudnn 9.10', 'rocm gfx942', 'xpu' or 'cpu arm'"
@@ -169,6 +177,11 @@ class Machine:
             assumed = _with_instructions(found, arch)
         return cls(label=text.strip(), assumed=assumed, **found)
 
+    @property
+    def sheet(self) -> tuple[str, Sheet] | None:
+        """The name and the datasheet of a GPU in `MACHINES`, by a word of its label."""
+        return next(((word, MACHINES[word]) for word in _words(self.label) if word in MACHINES), None)
+
 
 # ---- descriptions --------------------------------------------------------------------------------
 
@@ -176,15 +189,72 @@ DeviceLike = Machine | torch.device | str | None
 
 
 def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
-    """A machine from a machine, a device that is here, or a description; the operands' device where there is none."""
+    """Return a machine from a machine, a device or a description; without one, the operands' device.
+
+    A GPU that is not here, as in ``torch.device("cuda:0")``, is taken for one that is described by its kind.
+    """
     if isinstance(device, Machine):
         return device
-    if device is None or isinstance(device, torch.device):
-        return Machine.here(found_on if device is None else device)
-    if not isinstance(device, str):
+    if device is not None and not isinstance(device, (str, torch.device)):
         raise TypeError(f"device is a torch.device or a description such as 'h100', got {device!r}")
-    return Machine.parse(device)
+    text = found_on if device is None else str(device)
+    if re.fullmatch(r"cuda(:\d+)?", text) and torch.cuda.is_available():
+        return Machine.here(text)
+    if device is None or (isinstance(device, torch.device) and device.type != "cuda"):
+        return Machine.here(text)
+    return Machine.parse(text)
 
+
+class Sheet(NamedTuple):
+    """A row of the table of machines: what a name means, and the maker's datasheet.
+
+    Args:
+        capability: compute capability of an NVIDIA GPU; None for one of AMD's.
+        bandwidth: GB/s of memory; 0 where it is not known.
+        flops: TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so; of the SXM or OAM version
+            where there are several.
+    """
+
+    capability: tuple[int, int] | None
+    bandwidth: int = 0
+    flops: dict[str, float] = {}  # noqa: RUF012 - never changed
+
+
+def _tflops(double: float, single: float, half: float, bf16: bool = True) -> dict[str, float]:
+    found = {"float64": double, "float32": single, "float16": half, "bfloat16": half}
+    return {dtype: value for dtype, value in found.items() if value and (bf16 or dtype != "bfloat16")}
+
+
+#: GPUs by name.
+MACHINES: dict[str, Sheet] = {
+    "a100": Sheet((8, 0), 2039, _tflops(19.5, 19.5, 312)),
+    "h100": Sheet((9, 0), 3350, _tflops(67, 67, 989)),
+    "h200": Sheet((9, 0), 4800, _tflops(67, 67, 989)),
+    "gh200": Sheet((9, 0)),
+    "b100": Sheet((10, 0)),
+    "b200": Sheet((10, 0)),
+    "gb200": Sheet((10, 0)),
+    "b300": Sheet((10, 3)),
+    "v100": Sheet((7, 0), 900, _tflops(7.8, 15.7, 125, False)),
+    "t4": Sheet((7, 5), 320, _tflops(0.25, 8.1, 65, False)),
+    "a10": Sheet((8, 6), 600, _tflops(0, 31.2, 125)),
+    "a40": Sheet((8, 6)),
+    "l4": Sheet((8, 9), 300, _tflops(0, 30.3, 121)),
+    "l40": Sheet((8, 9)),
+    "l40s": Sheet((8, 9), 864, _tflops(0, 91.6, 362)),
+    "rtx2080": Sheet((7, 5)),
+    **dict.fromkeys(("rtx3080", "rtx3090"), Sheet((8, 6))),
+    "rtx4080": Sheet((8, 9)),
+    "rtx4090": Sheet((8, 9), 1008, _tflops(1.3, 82.6, 165)),
+    **dict.fromkeys(("rtx5080", "rtx5090"), Sheet((12, 0))),
+    "p100": Sheet((6, 0)),
+    "1080": Sheet((6, 1)),
+    "mi250x": Sheet(None, 3277, _tflops(95.7, 95.7, 383)),
+    "mi300x": Sheet(None, 5300, _tflops(163.4, 163.4, 1307)),
+    **dict.fromkeys(
+        ("mi100", "mi210", "mi250", "mi300", "mi300a", "mi325x", "mi350x", "mi355x", "7900xtx"), Sheet(None)
+    ),
+}
 
 #: cuDNN that the CUDA wheel of a release requires; assumed where a description names none.
 _WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}
@@ -192,21 +262,8 @@ _WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.1
 #: Words of a description, and the fields that they mean ("arch" is no field: `_with_instructions` reads it).
 _VOCABULARY: dict[str, dict[str, Any]] = {
     "cuda nvidia cudnn": {"device_type": "cuda"},
-    "p100": {"device_type": "cuda", "capability": (6, 0)},
-    "1080": {"device_type": "cuda", "capability": (6, 1)},
-    "v100": {"device_type": "cuda", "capability": (7, 0)},
-    "t4 2080 rtx2080": {"device_type": "cuda", "capability": (7, 5)},
-    "a100": {"device_type": "cuda", "capability": (8, 0)},
-    "a10 a40 3090 rtx3090": {"device_type": "cuda", "capability": (8, 6)},
-    "l4 l40 l40s 4090 rtx4090": {"device_type": "cuda", "capability": (8, 9)},
-    "h100 h200 gh200": {"device_type": "cuda", "capability": (9, 0)},
-    "b100 b200 gb200": {"device_type": "cuda", "capability": (10, 0)},
-    "b300": {"device_type": "cuda", "capability": (10, 3)},
-    "5090 rtx5090": {"device_type": "cuda", "capability": (12, 0)},
     "rocm hip amd miopen": {"device_type": "cuda", "miopen": True},
-    "mi100 mi210 mi250 mi250x mi300 mi300x": {"device_type": "cuda", "miopen": True},
-    "mi300a mi325x mi350x mi355x 7900xtx": {"device_type": "cuda", "miopen": True},
-    "intel": {},
+    "intel geforce": {},
     "xpu": {"device_type": "xpu"},
     "mps": {"device_type": "mps"},
     "cpu": {"device_type": "cpu"},
@@ -225,17 +282,28 @@ _VOCABULARY: dict[str, dict[str, Any]] = {
     "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
 }
 _WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
-#: What is false behind "no" or "without".
+_WORDS |= {
+    name: {"device_type": "cuda"} | ({"capability": sheet.capability} if sheet.capability else {"miopen": True})
+    for name, sheet in MACHINES.items()
+}
+#: What is false after "no" or "without".
 _NEGATED = {
     "cudnn": "cudnn_enabled", "miopen": "cudnn_enabled", "mkldnn": "mkldnn_enabled", "onednn": "mkldnn_enabled",
     "nnpack": "nnpack_enabled", "bf16": "mkldnn_bf16", "fp16": "mkldnn_fp16",
 }  # fmt: skip
-#: Words with a number behind them; without one, cuDNN and MIOpen are those of PyTorch.
+#: Words that a number follows; without one, cuDNN and MIOpen are those of PyTorch.
 _NUMBERED = {**dict.fromkeys(("cudnn", "miopen", "torch"), r"\d+(\.\d+)*"), "threads": r"[1-9]\d*"}
 
 
+def _words(text: str) -> list[str]:
+    """The words of a description; ``rtx 4090``, ``RTX-4090`` and ``4090`` are one name, ``cuda:0`` is ``cuda``."""
+    text = re.sub(r"[,;+/]+", " ", text.strip().lower())
+    text = re.sub(r"\b(cuda|xpu|mps|cpu):\d+\b", r"\1", text)
+    return re.sub(r"\b(?:rtx[ -]?)?([2-5]0[89]0)\b", r"rtx\1", text).split()
+
+
 def _read_words(words: list[str], found: dict[str, Any]) -> None:
-    """Take the first word, or it and the number (or the word after ``no``) behind it."""
+    """Take the first word, or it and the number (or the word after ``no``) that follows."""
     word = words.pop(0)
     following = words[0] if words else ""
     if word in ("no", "without") and following in _NEGATED:
@@ -265,13 +333,15 @@ def _read_words(words: list[str], found: dict[str, Any]) -> None:
 
 
 def _unknown(word: str) -> str:
-    """What to say of a word that describes no machine."""
+    """Return the message about a word that describes no machine."""
     if word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
         return (
             f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "
             f"'g96ic96ih56oc96kh7ph3 {word}', or make the operands so"
         )
-    return str(UnknownNameError.of("don't know", word, ["sm_90", "gfx942", "no", "threads", "torch", *_WORDS]))
+    return str(
+        UnknownNameError.of("don't know", word, [*MACHINES, *_WORDS, "sm_90", "gfx942", "no", "threads", "torch"])
+    )
 
 
 def _with_libraries(found: dict[str, Any]) -> tuple[str, ...]:

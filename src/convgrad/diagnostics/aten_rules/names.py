@@ -1,4 +1,4 @@
-"""Which forward and which backward function of ATen belong together, what they allocate, and what to call today.
+"""A table of ATen's forward and backward functions, what they allocate, and what to call today.
 
 The pairs are those of ``derivatives.yaml`` and of the two switch statements in ATen's ``Convolution.cpp``; tests hold
 the first against the file that PyTorch itself ships, and the sizes of the temporaries against PyTorch's allocations.
@@ -38,6 +38,7 @@ class Kernel:
         autograd: what autograd records when the forward function is called on its own (``derivatives.yaml``).
         forward_temporaries: what the forward allocates beside its result.
         backward_temporaries: what the backward allocates beside its results.
+        cuda_temporaries: the same of both on a CUDA device, where it differs.
         old_names: names of removed functions that did this work.
         note: what surprises people.
     """
@@ -48,6 +49,7 @@ class Kernel:
     autograd: str = "convolution_backward"
     forward_temporaries: tuple[str, ...] = ()
     backward_temporaries: tuple[str, ...] = ()
+    cuda_temporaries: tuple[str, ...] = ()
     old_names: tuple[str, ...] = ()
     note: str = ""
 
@@ -60,6 +62,7 @@ class Kernel:
             f"autograd of the forward called on its own: {self.autograd}",
             *(f"forward allocates   {t}" for t in self.forward_temporaries),
             *(f"backward allocates  {t}" for t in self.backward_temporaries),
+            *(f"on CUDA each allocates  {t}" for t in self.cuda_temporaries),
             f"call today, forward:  {_FORWARD}",
             f"call today, backward: {f'torch.ops.aten.{self.backward}' if by_name else _BACKWARD}",
         ]
@@ -76,7 +79,7 @@ KERNELS: tuple[Kernel, ...] = (
                 "_convolution_double_backward. conv1d, conv2d, conv3d, conv_transpose1d to 3d and _convolution all "
                 "end here; there is no conv2d_backward."),
     Kernel(("Slow2d",), "_slow_conv2d_forward", "_slow_conv2d_backward", "_slow_conv2d_backward",
-           (_FINPUT,), (f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"),
+           (_FINPUT,), (f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"), (_COLUMNS_IN,),
            ("thnn_conv2d", "thnn_conv2d_forward", "thnn_conv2d_backward", "_thnn_conv2d_forward",
             "_thnn_conv2d_backward", "slow_conv2d", "slow_conv2d_forward", "slow_conv2d_backward",
             "SpatialConvolutionMM"),
@@ -98,6 +101,7 @@ KERNELS: tuple[Kernel, ...] = (
            note="On CUDA it takes undilated 3-D convolutions too, where no library does."),
     Kernel(("SlowTranspose2d",), "slow_conv_transpose2d", "slow_conv_transpose2d_backward",
            forward_temporaries=(_COLUMNS_OUT_BATCH, _ONES), backward_temporaries=(_COLUMNS_OUT,),
+           cuda_temporaries=(_COLUMNS_OUT,),
            old_names=("thnn_conv_transpose2d", "thnn_conv_transpose2d_forward", "thnn_conv_transpose2d_backward",
                       "SpatialFullConvolution")),
     Kernel(("SlowTranspose3d",), "slow_conv_transpose3d", "slow_conv_transpose3d_backward",
@@ -175,7 +179,7 @@ _SUFFIX = re.compile(r"(_out|_cpu|_cuda|_mps|_symint|_stub)+$")
 
 
 def kernel_of(name: str) -> Kernel:
-    """The pair of forward and backward that a name stands for: a current, internal or removed function, or a backend.
+    """Return the forward and backward that a name means: a current, internal or removed function, or a backend.
 
     Raises:
         KeyError: no such name; the nearest ones are in the message.
@@ -245,7 +249,7 @@ SCRATCH: dict[str, Scratch] = {
 
 
 def named(name: str) -> Kernel | Scratch:
-    """What a name stands for: a pair of functions (`kernel_of`), or a scratch tensor.
+    """Return what a name stands for: a pair of functions (`kernel_of`), or a scratch tensor.
 
     Raises:
         KeyError: no such name; the nearest ones are in the message.

@@ -1,22 +1,19 @@
-"""Which of ATen's backends a convolution runs on, and in which layout: PyTorch's own choice, rule by rule.
-
-Modelled after ``_select_conv_backend`` in ATen's ``Convolution.cpp`` (2.11 to 2.15), without the mobile builds that
-XNNPACK belongs to.
-"""
+"""Choose ATen's backend for a convolution, and the layout, with every rule that led there."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...backends import padded
 from ...problem import ConvProblem
-from . import conditions
-from .call import ConvCall, Ints, TensorSpec, call_of_problem
-from .decision import Decision, DecisionLog
-from .layouts import layout_decision
+from . import rules
+from .call import ConvCall, Ints, TensorSpec, call_of_problem, short
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
+from .rules import Rule
 
 #: ATen's backends in the order of its own enumeration: the index is the value of ``torch._C._ConvBackend``.
 BACKENDS: tuple[str, ...] = (
@@ -25,6 +22,49 @@ BACKENDS: tuple[str, ...] = (
     "SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d", "Winograd3x3Depthwise", "Xnnpack2d", "Mps",
     "MpsTranspose",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice of PyTorch's, and why.
+
+    Args:
+        kind: what was decided: ``"backend"`` or ``"memory_format"``.
+        answer: its name.
+        rules: every rule that was evaluated, in PyTorch's order; one that PyTorch does not reach is not there.
+        machine: the machine it was decided for.
+        notes: what else a reader should know.
+        value: the answer as PyTorch's own value (the number of a backend, a `torch.memory_format`).
+    """
+
+    kind: str
+    answer: str
+    rules: tuple[Rule, ...]
+    machine: Machine
+    notes: tuple[str, ...] = ()
+    value: Any = field(default=None, compare=False)
+
+    @property
+    def backend(self) -> str:
+        """The backend's name, where a backend was decided."""
+        return self._value_of_kind("backend", self.answer)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout, where a layout was decided."""
+        return self._value_of_kind("memory_format", self.value)
+
+    def _value_of_kind(self, kind: str, value: Any) -> Any:
+        if self.kind != kind:
+            raise AttributeError(f"this decision is about a {self.kind}, not a {kind}")
+        return value
+
+    def __str__(self) -> str:
+        rows = [rule.cells for rule in self.rules]
+        width = max((len(text) for _, text, _ in rows), default=0)
+        lines = [f"  {holds:<3}  {text:<{width}}  {value}".rstrip() for holds, text, value in rows]
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([f"{self.kind}: {self.answer}", f"machine: {self.machine}", *lines, *notes])
 
 
 def select_conv_backend(
@@ -41,7 +81,7 @@ def select_conv_backend(
     device: DeviceLike = None,
     need_backward: bool | None = None,
 ) -> Decision:
-    """Which of ATen's backends computes this convolution, with every rule on the way and the value that decided it.
+    """Return which of ATen's backends computes this convolution, with every rule and the value that decided it.
 
     PyTorch chooses once for the forward pass; its backward chooses again, for both gradients together, with
     ``need_backward=True``.
@@ -72,10 +112,10 @@ def described_call(
     need_backward: bool | None = None,
     **kwargs: Any,
 ) -> tuple[ConvCall, Machine]:
-    """The call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
+    """Return the call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):
         machine = machine_of(device)
-        if input.padding_mode != "zeros":  # which PyTorch writes out around the input before
+        if input.padding_mode != "zeros":  # PyTorch writes it out around the input first
             input = padded(input)
         return call_of_problem(input, machine.device_type, need_backward is not False), machine
     if weight is None:
@@ -86,11 +126,11 @@ def described_call(
 
 
 def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
-    """The choice for a call that is already described and checked."""
-    log = DecisionLog()
+    """Return the choice for a call that is already described and checked."""
+    log: list[Rule] = []
     call, notes = call.symmetric()
-    name = _select(log, call.view_1d_as_2d(), machine)
-    return Decision("backend", name, tuple(log.rules), machine, (*notes, *_notes(call, machine)), BACKENDS.index(name))
+    name = rules.select(call.view_1d_as_2d(), machine, log)
+    return Decision("backend", name, tuple(log), machine, (*notes, *_notes(call, machine)), BACKENDS.index(name))
 
 
 def _notes(call: ConvCall, machine: Machine) -> tuple[str, ...]:
@@ -111,48 +151,17 @@ def _notes(call: ConvCall, machine: Machine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _select(log: DecisionLog, c: ConvCall, m: Machine) -> str:
-    transposed = "Transpose" if c.transposed else ""
-    batch, channels = c.input.shape[:2]
-    if log.record("the batch or the channels are empty", 0 in (batch, channels), f"batch {batch}, {channels} channels"):
-        return "MkldnnEmpty" if c.input.mkldnn else "Empty"
-    if conditions.is_depthwise(log, c, m):
-        if conditions.use_cudnn_depthwise(log, c, m):
-            return "Cudnn"
-        if conditions.use_miopen(log, c, m):
-            return "MiopenDepthwise"
-        return "CudaDepthwise2d" if c.input.ndim == 4 else "CudaDepthwise3d"
-    libraries = {"Cudnn": conditions.use_cudnn, "Miopen": conditions.use_miopen, "Mkldnn": conditions.use_mkldnn}
-    for name, use in libraries.items():
-        if use(log, c, m):
-            return name + transposed
-    if conditions.use_winograd(log, c, m):
-        return "Winograd3x3Depthwise"
-    return _select_own(log, c, m, transposed)
-
-
-def _select_own(log: DecisionLog, c: ConvCall, m: Machine, transposed: str) -> str:
-    """PyTorch's own kernels, where no library takes the call."""
-    kind, ndim = c.input.device_type, c.input.ndim
-    plain_3d = ndim == 5 and not c.transposed and not c.dilated
-    got = f"{ndim - 2}-D on {kind}, transposed={c.transposed}, dilation={c.dilation}"
-    if log.record("3-D on the CPU, not transposed, not dilated", plain_3d and kind == "cpu", got):
-        return "Slow3d"
-    if log.record("on the CPU or on a CUDA or ROCm device", kind in ("cpu", "cuda"), kind):
-        if log.record("transposed", c.transposed, c.transposed):
-            return f"SlowTranspose{ndim - 2}d"
-        if log.record("3-D", ndim == 5, f"{ndim - 2}-D"):
-            return "SlowDilated3d"  # on the CPU it is dilated; on CUDA this kernel takes both
-        if log.record("dilated", c.dilated, c.dilation):
-            return "SlowDilated2d"
-        return "NnpackSpatial" if conditions.use_nnpack(log, c, m) else "Slow2d"
-    return "Mps" + transposed if conditions.use_mps(log, c, m) else "Overrideable"
+def layout_decision(backend: str, call: ConvCall, machine: Machine) -> Decision:
+    """Return the layout in which a backend works on the operands of a call, with every rule."""
+    log: list[Rule] = []
+    fmt = rules.layout(backend, call, machine, log)
+    return Decision("memory_format", short(fmt), tuple(log), machine, (), fmt)
 
 
 def determine_backend_memory_format(
     input: TensorSpec | Tensor, weight: TensorSpec | Tensor, backend: str | int | Decision, *, device: DeviceLike = None
 ) -> Decision:
-    """The layout in which a backend works on these operands, with every rule on the way.
+    """Return the layout in which a backend works on these operands, with every rule.
 
     Operands in another layout are copied first. (A 1-D convolution: give the operands viewed as 2-D, as PyTorch does.)
 
@@ -178,4 +187,4 @@ def determine_backend_memory_format(
     machine = machine_of(device, x.device_type)
     if device is not None:
         x, w = x.on(machine.device_type), w.on(machine.device_type)
-    return layout_decision(name, x, w, machine)
+    return layout_decision(name, ConvCall(x, w, None, (), (), (), False, (), 1), machine)

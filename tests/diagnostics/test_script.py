@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import convgrad
-from convgrad.models import run_script
-from convgrad.models.usage import Usage
+from convgrad.engine import Event
+from convgrad.models import Usage, run_script
 
 TRAIN = """
 import sys
@@ -174,13 +173,13 @@ def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path,
 
 
 def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch, write):
-    from convgrad.models import usage
+    from convgrad.diagnostics import calls
 
     def limits(*_, measured):
         if measured:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(usage, "limits_of", limits)
+    monkeypatch.setattr(calls, "limits_of", limits)
     out, table = io.StringIO(), tmp_path / "kernels.csv"
     path = write("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))")
     assert run_script(path, out=out, csv=table) == 0
@@ -252,17 +251,14 @@ def test_the_least_time_of_a_sweep_reads_each_operand_once():
 
 
 def test_the_part_of_the_limit_is_shown_where_it_is_known(monkeypatch):
-    from convgrad.diagnostics import Limits
-    from convgrad.models import usage
+    from convgrad.diagnostics import Limits, calls
 
-    monkeypatch.setattr(usage, "limits_of", lambda *_, **__: Limits(1e30, 1.0, "float32", "made up"))
-    with Usage() as seen, convgrad.models.takeover(), convgrad.use_backend("im2col"):
-        torch.conv1d(torch.ones(1, 1, 4), torch.ones(1, 1, 1))
-    (row,) = seen.rows
-    row.seconds = 16.0
-    assert seen.cells()[0][7] == pytest.approx(0.5)
-    row.seconds = 32.0
-    assert seen.cells()[0][7] == pytest.approx(0.25)
+    monkeypatch.setattr(calls, "limits_of", lambda *_, **__: Limits(1e30, 1.0, "float32", "made up"))
+    for seconds, part in ((16.0, "50%"), (32.0, "25%")):
+        seen = Usage()
+        seen(Event(convgrad.ConvProblem.parse("mb1ic1iw4oc1kw1"), ("forward",), "im2col", "cpu", "", (), seconds))
+        assert part in seen.table()
+        assert seen.to_dict()["rows"][0]["fraction_of_limit"] == pytest.approx(8 / seconds)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is avoidable, the largest first, and what to do about each: another layout, another backend, measuring.
+"""Avoidable costs, the largest first, and what to do about each: another layout, another backend, measuring.
 
 Every other backend, and the other layout, is timed alternately with what is chosen (`compared`).
 """
@@ -16,7 +16,8 @@ from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of, trials
 from ..engine.ab_timer import Comparison, compare, second_call
 from ..problem import ConvProblem, Outputs, passes_of
-from .profile import Cost, Row
+from .calls import Call
+from .profile import Cost
 
 CHOSEN, LAST = "chosen", "channels_last"
 
@@ -29,7 +30,7 @@ _MOST_LINES = 12
 
 
 def costs_of_layout(seen: Comparison) -> list[Cost]:
-    """What channels_last would save of a step that was timed in both layouts."""
+    """Return what channels_last would save of a step that was timed in both layouts."""
     names = ("PyTorch, channels_last", "convgrad, channels_last")
     if names[1] not in seen.samples:
         return []
@@ -45,9 +46,9 @@ def costs_of_layout(seen: Comparison) -> list[Cost]:
 
 
 def costs_of_rows(
-    rows: Sequence[Row], whole: float, until: float, tune: str, *, layout: bool, stock: bool
+    rows: Sequence[Call], whole: float, until: float, tune: str, *, layout: bool, stock: bool
 ) -> tuple[list[Cost], str]:
-    """What other backends would save, row by row while there is time, and how much was looked at.
+    """Return what other backends would save, row by row while there is time, and how much was examined.
 
     Args:
         whole: milliseconds of which a saving must be worth something.
@@ -63,9 +64,8 @@ def costs_of_rows(
         if time.perf_counter() > until:
             break
         looked += 1
-        problem = ConvProblem.parse(row.problem)
-        backend = row.backend.split(" ")[0]
-        seen = compared(problem, row.outputs, torch.device(row.device), backend, layout=layout)  # pyright: ignore[reportArgumentType]
+        backend, device = row.backend.split(" ")[0], torch.device(row.device)
+        seen = compared(row.convolution, row.passes, device, backend, layout=layout)
         if seen is None:
             continue
         if LAST in seen.samples and seen.speedup(LAST).low > 1:
@@ -85,7 +85,7 @@ def costs_of_rows(
     return found[:_MOST_LINES], how
 
 
-def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock: bool) -> Cost:
+def _of_backend(i: int, row: Call, best: str, seen: Comparison, tune: str, stock: bool) -> Cost:
     gain = seen.speedup(best)
     mine = row.backend.split(" ")[0]
     what = f"{row.shown} of {row.layers[0] if row.layers else row.problem}: {best} is {gain} as fast as {mine}."
@@ -104,7 +104,7 @@ def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock:
 def compared(
     problem: ConvProblem, outputs: Outputs, device: torch.device, backend: str, *, layout: bool = False
 ) -> Comparison | None:
-    """The backend that runs (`CHOSEN`), and all others that can and are not hopeless, by name.
+    """Compare the backend that runs (`CHOSEN`) with all others that can and are not hopeless, by name.
 
     Each is checked before it is timed. None where the call takes too long or too much memory, or there is no other.
 

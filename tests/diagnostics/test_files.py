@@ -10,9 +10,11 @@ import torch
 
 import convgrad
 from convgrad.diagnostics import Limits
+from convgrad.diagnostics.files import read_table
+from convgrad.engine import Event
 from convgrad.models import Usage, observe_aten
+from convgrad.problem import ConvProblem
 from convgrad.report import profile_table
-from convgrad.report.rows import read_table, row_of
 
 P = "g4mb2ic4ih9oc4kh3ph1"
 
@@ -26,13 +28,13 @@ def compute() -> None:
 
 def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
     known = Limits(1e10, 1e11, "float32", "made up")
-    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: known)
+    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: known)
     with observe_aten(), Usage() as usage:
         compute()
     path = tmp_path / "kernels.csv"
     path.write_text(usage.to_csv())
     rows = read_table(path)
-    assert {(r.problem, r.outputs, r.calls) for r in rows} == {(str(r.problem), r.outputs, 2) for r in usage.rows}
+    assert {(r.problem, r.outputs, r.calls) for r in rows} == {(r.problem, r.outputs, 2) for r in usage.rows}
     assert sum(r.total for r in rows) == pytest.approx(usage.seconds * 1e3, rel=0.05, abs=0.03)
     assert all(r.of_limit is not None and r.least is None for r in rows)
     shown = {r.shown for r in rows}
@@ -80,7 +82,7 @@ def test_the_table_of_a_benchmark(tmp_path) -> None:
     path = tmp_path / "times.csv"
     assert run(["bench", P, "-b", "aten", "--seconds", "0.02", "--no-limit", "--csv", str(path)]) == 0
     rows = read_table(path)
-    assert {r.outputs for r in rows} == {("forward",), ("grad_input",), ("grad_weight",)}
+    assert {r.outputs for r in rows} == {"forward", "grad_input", "grad_weight"}
     assert all(r.pytorch and r.calls == 1 for r in rows)
 
 
@@ -90,7 +92,7 @@ def test_the_table_of_a_benchmark(tmp_path) -> None:
         ("", "it has no line"),
         ("a,b\n1,2\n", "it has the columns a, b"),
         ("calls,output,backend,mean ms,problem\n1,sideways,aten,2,ic2ih3oc2kh1\n", "unknown output 'sideways'"),
-        ("calls,output,backend,mean ms,problem\n0,forward,aten,2,ic2ih3oc2kh1\n", "division by zero"),
+        ("calls,output,backend,mean ms,problem\n0,forward,aten,2,ic2ih3oc2kh1\n", "0 calls of 2.0 ms"),
         ("calls,output,backend,mean ms,problem\n1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
     ],
 )
@@ -102,14 +104,26 @@ def test_another_file_is_refused_by_name(tmp_path, text: str, words: str) -> Non
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deep.json", "[" * 100_000 + "]" * 100_000),
+        ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": [{"calls": "x"}]}})),
+        ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": 7}})),
+        ("run.csv", "calls,output,backend,mean ms,problem\n1,forward\n"),
+        ("run.csv", "calls,output,backend,mean ms,problem\n1,forward,aten,nan,ic2ih3oc2kh1\n"),
+    ],
+)
+def test_what_is_broken_is_one_clear_error(tmp_path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")) as error:
+        profile_table(tmp_path / name)
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+
+
 def test_the_first_calls_hardly_count_but_in_the_total() -> None:
     usage = Usage()
-    with observe_aten(), usage:
-        compute()
-    seen = usage.rows[0]
-    seen.calls, seen.seconds = 5, 9.004
-    seen.latest.clear()
-    seen.latest.extend([9.0, 1e-3, 1e-3, 1e-3, 1e-3])
-    assert (row_of(seen).milliseconds, row_of(seen).total) == (1.0, 9004.0)
-    assert (row_of(seen, calls=2).calls, row_of(seen, calls=2).total) == (2, 2.0)  # two belong to a step
-    assert (row_of(seen, calls=0.25).calls, row_of(seen, calls=0.25).total) == (1, 0.25)  # by chance in one of four
+    for seconds in (9.0, 1e-3, 1e-3, 1e-3, 1e-3):
+        usage(Event(ConvProblem.parse(P), ("forward",), "aten", "cpu", "", (), seconds))
+    (seen,) = usage.rows
+    assert (seen.milliseconds, seen.total) == pytest.approx((1.0, 9004.0))

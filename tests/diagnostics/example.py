@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convgrad.diagnostics import Limits
-from convgrad.models import UsageRow
 from convgrad.problem import ConvProblem
-from convgrad.report import Cost, Profile, Row, Variant
-from convgrad.report.rows import row_of
+from convgrad.report import Call, Cost, Profile, Variant
 
 LIMITS = {"bytes_per_second": 2e10, "flops_per_second": 1e11, "dtype": "float32", "source": "made up"}
 
 
-def row(problem: str, output: str, backend: str, part: float, *layers: str, calls: int = 1) -> Row:
+def row(problem: str, output: str, backend: str, part: float, *layers: str, calls: int = 1) -> Call:
     """Calls that reach a part of the limit."""
     p, passes = ConvProblem.parse(problem), output.count("+") + 1
     milliseconds = passes * max(p.flops / 1e11, p.least_bytes / 2e10) * 1e3 / part
-    seen = UsageRow(p, tuple(output.split("+")), backend, "cpu", "by rule: <slow> & wide")
-    seen.calls, seen.seconds = calls, calls * milliseconds * 1e-3
-    seen.latest.append(milliseconds * 1e-3)
-    return row_of(seen, Limits(**LIMITS), layers=layers, pytorch=2e-3 * milliseconds)
+    seen = Call(
+        str(p), output, backend, reason="by rule: <slow> & wide", milliseconds=milliseconds, calls=calls,
+        total=calls * milliseconds, layers=layers, pytorch=2 * milliseconds,
+    )  # fmt: skip
+    return seen.against(Limits(**LIMITS)).normal()
 
 
 def example(layers: int = 14) -> Profile:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from convgrad.backends.reference import ReferenceBackend
+from convgrad.diagnostics.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
+from convgrad.diagnostics.step import _finding, _forms
 from convgrad.engine import register, use_backend
 from convgrad.engine.ab_timer import Comparison
 from convgrad.models import spatial_convolutions
 from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
-from convgrad.report.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
-from convgrad.report.model import _finding, _ways
 from tests.check.broken import around
 
 from .example import row
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
+    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
 
 
 class Net(nn.Module):
@@ -63,7 +63,7 @@ def test_a_step_of_a_model() -> None:
     assert (stem, "backward") in calls
     assert calls[mix, "backward"] == 2
     first = [r for r in profile.rows if r.layers == stem and r.direction == "backward"]
-    assert all("grad_input" not in r.outputs for r in first)  # nobody needs the gradient of the images
+    assert all("grad_input" not in r.passes for r in first)  # nobody needs the gradient of the images
     assert all(r.pytorch for r in profile.rows if r.direction == "forward")
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert all(type(m) is nn.Conv2d for m in spatial_convolutions(net))
@@ -74,9 +74,9 @@ def test_a_step_of_a_model() -> None:
 def test_the_other_layout_is_tried_where_there_is_one() -> None:
     net, x = Net(), torch.randn(2, 3, 12, 12)
     both = ["PyTorch", "convgrad", "PyTorch, channels_last", "convgrad, channels_last"]
-    assert list(_ways(net, x)[0]) == both
-    assert list(_ways(net, x.to(memory_format=torch.channels_last))[0]) == both[:2]
-    assert list(_ways(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))[0]) == both[:2]
+    assert list(_forms(net, x)[0]) == both
+    assert list(_forms(net, x.to(memory_format=torch.channels_last))[0]) == both[:2]
+    assert list(_forms(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))[0]) == both[:2]
 
 
 def test_a_model_that_does_not_run_in_the_other_layout() -> None:

@@ -1,4 +1,4 @@
-"""What a report says, as plain values: the data that its page shows and embeds, with a version number.
+"""A report as plain values: the data that its page shows and embeds, with a version number.
 
 Every time is in milliseconds. Optional values are None where they were not measured or are not known.
 """
@@ -8,76 +8,40 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..problem import ConvProblem
-from ..tables import html_table, text_table
+import torch
+
+from .. import __version__
+from ..backends import why_absent
+from ..engine.ab_timer import conditions
+from ..tables import html_table, read_as
+from .calls import PROFILED, Call, table_of
+from .files import plain_json
 from .page import page_of
+from .roofline import BEYOND, TOO_LOW, Limits
 
 #: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+#: The fields of a call in the data that are computed from others, or written in another form.
+_ROW = ("layers", "problem", "outputs", "shown", "backend", "reason", "layout", "device", "calls", "milliseconds",
+        "total", "flops", "bytes", "pytorch", "least", "bound", "of_limit", "copies")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the whole: how long it takes, and how many times as fast as the first way, with its interval."""
+    """The whole, run in one of several forms: its time, and how many times as fast as the first, with its interval."""
 
     name: str
     milliseconds: float
     speedup: float | None = None
     low: float | None = None
     high: float | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """All calls of one backend for the same outputs of the same convolution, within the whole.
-
-    Args:
-        layers: names of the modules that compute it, where they are known.
-        problem: as one line of text.
-        outputs: what one call computes; `shown` adds what they are to the user of a transposed convolution.
-        backend: which backend ran, and which of its kernels.
-        reason: why it ran.
-        calls: how many, in the whole.
-        milliseconds: of one call.
-        total: of all calls.
-        pytorch: of PyTorch's call for the same outputs, in the same model.
-        flops, bytes: of one call, at least.
-        least: the least time that the machine needs for one call.
-        bound: what that time is made of, ``"memory"`` or ``"arithmetic"``.
-        of_limit: least / milliseconds.
-        copies: operands that each call copied into another layout.
-    """
-
-    layers: tuple[str, ...]
-    problem: str
-    outputs: tuple[str, ...]
-    shown: str
-    backend: str
-    reason: str
-    layout: str
-    device: str
-    calls: int
-    milliseconds: float
-    total: float
-    flops: int
-    bytes: int
-    pytorch: float | None = None
-    least: float | None = None
-    bound: str | None = None
-    of_limit: float | None = None
-    copies: int = 0
-
-    @property
-    def direction(self) -> str:
-        """Whether it is a part of the forward or of the backward."""
-        forward = "grad_input" if ConvProblem.parse(self.problem).transposed else "forward"
-        return "forward" if self.outputs == (forward,) else "backward"
 
 
 @dataclass(frozen=True)
@@ -99,9 +63,6 @@ class Cost:
     rows: tuple[int, ...] = ()
 
 
-_Kind = TypeVar("_Kind", Variant, Row, Cost)
-
-
 @dataclass(frozen=True)
 class Change:
     """One direction of one convolution in two runs: the time of all its calls."""
@@ -113,13 +74,13 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """How many milliseconds more it takes now; what ran only once counts as a whole."""
+        """Milliseconds that it takes longer now; a convolution that ran only once counts as a whole."""
         return (self.after or 0.0) - (self.before or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What the convolutions of a training step, of a script or of a table cost, and what of it is avoidable.
+    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it.
 
     Args:
         kind: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file.
@@ -142,57 +103,75 @@ class Profile:
     finding: str
     milliseconds: float | None = None
     variants: tuple[Variant, ...] = ()
-    rows: tuple[Row, ...]
+    rows: tuple[Call, ...]
     costs: tuple[Cost, ...] = ()
     looked: str = ""
     notes: tuple[str, ...] = ()
     limits: tuple[dict[str, Any], ...] = ()
     conditions: str
-    made: str
-    convgrad: str
+    made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    convgrad: str = __version__
     before: dict[str, Any] | None = None
     schema: int = SCHEMA
 
-    @property
-    def convolutions(self) -> float:
-        """Milliseconds in all convolutions."""
-        return sum(row.total for row in self.rows)
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Call],
+        costs: Sequence[Cost] = (),
+        notes: Sequence[str] = (),
+        limits: Sequence[Limits] = (),
+        device: torch.device | str = "cpu",
+        **rest: Any,
+    ) -> Profile:
+        """Return a profile made now, its costs in order, with what is known of the machine; the rest are its fields."""
+        if any((row.of_limit or 0) > BEYOND for row in rows):
+            notes = [*notes, TOO_LOW]
+        ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
+        known = tuple(asdict(one) for one in limits)
+        made = {"conditions": conditions(device), **rest}
+        if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
+            made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
+        return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=known, **made)
 
     # ---- as data -----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for json."""
-        return asdict(self)
+        """Return plain data, ready for json."""
+        return {**asdict(self), "rows": [_plain(row) for row in self.rows]}
 
     def to_json(self) -> str:
-        """The data as text."""
+        """Return the data as text."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Any) -> Profile:
-        """The profile that `to_dict` gave, also as ``convgrad report --json`` printed it.
+        """Return the profile that `to_dict` gave, also as ``convgrad report --json`` printed it.
 
         Raises:
             ValueError: it is something else, or of a later version.
         """
         if isinstance(data, Mapping) and data.get("schema") == "convgrad report":
             data = data.get("data")
-        if not isinstance(data, Mapping) or not isinstance(data.get("schema"), int):
+        if not isinstance(data, Mapping) or type(data.get("schema")) is not int:
             raise ValueError("this does not hold the data of a convgrad report: it has no number under 'schema'")
         if data["schema"] > SCHEMA:
             raise ValueError(f"this report's data is of version {data['schema']}; this convgrad reads up to {SCHEMA}")
-        lists = {"variants": Variant, "rows": Row, "costs": Cost}
         try:
-            known = {f.name: data[f.name] for f in fields(cls)}
-            for name, kind in lists.items():
-                known[name] = tuple(_made(kind, one) for one in data[name])
-            return cls(**{name: _frozen(value) for name, value in known.items()})
-        except (KeyError, TypeError, AttributeError) as error:
+            before = data.get("before")
+            rows = [_call_data(row) for row in _list(data, "rows")]
+            if before is not None:
+                read_as(_Before, {**before, "rows": [_call_data(row) for row in _list(before, "rows")]}, "before")
+            found = read_as(cls, {**data, "rows": rows}, "the data")
+            read_as(tuple[Limits, ...], data.get("limits"), "limits")
+            _ = [row.work for row in found.rows], datetime.fromisoformat(found.made)  # they can be read
+            return found
+        except (ValueError, TypeError) as error:
             raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
 
     @classmethod
     def read(cls, path: str | Path) -> Profile:
-        """The profile inside a page or a JSON file.
+        """Return the profile inside a page or a JSON file.
 
         Raises:
             OSError: it cannot be read.
@@ -201,22 +180,21 @@ class Profile:
         text = Path(path).read_text(encoding="utf-8")
         embedded = _DATA.search(text)
         try:
-            return cls.from_dict(json.loads(embedded[1] if embedded else text))
+            return cls.from_dict(plain_json(embedded[1] if embedded else text))
         except json.JSONDecodeError:
             raise ValueError(f"{str(path)!r}: this is neither a page nor a JSON file of a convgrad report") from None
         except ValueError as error:
             raise ValueError(f"{str(path)!r}: {error}") from None
 
     def against(self, before: Profile) -> Profile:
-        """The same, compared with an earlier run."""
+        """Return the same, compared with an earlier run."""
         data = json.loads(before.to_json())
-        kept = {name: data[name] for name in ("what", "made", "conditions", "milliseconds", "rows")}
-        return replace(self, before=kept)
+        return replace(self, before={n: data[n] for n in ("what", "made", "conditions", "milliseconds", "rows")})
 
     # ---- for people ---------------------------------------------------------------------------------
 
     def to_html(self) -> str:
-        """One page that needs nothing else.
+        """Return one page that needs nothing else.
 
         Raises:
             ImportError: what the extra ``[report]`` brings is missing.
@@ -234,20 +212,13 @@ class Profile:
         Path(path).write_text(text, encoding="utf-8")
 
     def table(self) -> list[tuple[str, ...]]:
-        """The rows as texts, their head first."""
-        lines = [("layer", "output", "backend", "calls", "ms", "share", "PyTorch ms", "of limit", "problem")]
-        for r in self.rows:
-            lines.append((
-                r.layers[0] if r.layers else "", r.shown, r.backend, str(r.calls), f"{r.total:.3f}",
-                f"{r.total / self.convolutions:.0%}", "" if r.pytorch is None else f"{r.pytorch * r.calls:.3f}",
-                "" if r.of_limit is None else f"{r.of_limit:.0%}", r.problem,
-            ))  # fmt: skip
-        return lines
+        """Return the rows as texts, their head first."""
+        return table_of(self.rows, PROFILED).cells()
 
     def __str__(self) -> str:
         costs = [f"{c.what}\n    {c.remedy}" for c in self.costs]
-        numbers = ("calls", "ms", "share", "PyTorch ms", "of limit")
-        return "\n".join([self.finding, *costs, text_table(self.table(), right=numbers)])
+        whole = "share: of the time in convolutions"
+        return "\n".join([self.finding, *costs, table_of(self.rows, PROFILED).text(), whole])
 
     def _repr_html_(self) -> str:
         try:
@@ -258,28 +229,61 @@ class Profile:
         return f'<iframe title="convgrad report" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
+def _plain(row: Call) -> dict[str, Any]:
+    """A call as it is in the data."""
+    flops, moved = row.work
+    computed = {"outputs": [*row.passes], "layers": [*row.layers], "flops": flops, "bytes": moved, "copies": row.copied}
+    return {name: computed[name] if name in computed else getattr(row, name) for name in _ROW}
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The data of an earlier run."""
+
+    what: str
+    made: str
+    conditions: str
+    milliseconds: float | None
+    rows: tuple[Call, ...]
+
+    def __post_init__(self) -> None:
+        _ = [row.work for row in self.rows]  # their problems and outputs can be read
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    if not isinstance(data.get(name), (list, tuple)):
+        raise ValueError(f"it has no list {name!r}")
+    return data[name]
+
+
+def _call_data(row: Any) -> Any:
+    """The fields of a call, of a row of the data."""
+    if not isinstance(row, Mapping):
+        return row
+    absent = [name for name in _ROW if name not in row]
+    if absent:
+        raise ValueError(f"a row has no field {absent[0]!r}")
+    outputs = row["outputs"]
+    return {**row, "outputs": "+".join(map(str, outputs)) if isinstance(outputs, (list, tuple)) else outputs,
+            "copied": row["copies"], "copies": ()}  # fmt: skip
+
+
 def changes(now: Profile) -> list[Change]:
-    """Each direction of each convolution in the run before and in this one, the largest change first."""
+    """Return each direction of each convolution in the run before and in this one, the largest change first."""
     if now.before is None:
         return []
-    before, after = _by_direction([_made(Row, row) for row in now.before["rows"]]), _by_direction(now.rows)
+    before, after = (
+        _by_direction([read_as(Call, _call_data(row), "a row") for row in now.before["rows"]]),
+        _by_direction(now.rows),
+    )
     found = [Change(*key, before.get(key), after.get(key)) for key in {**before, **after}]
     return sorted(found, key=lambda c: -abs(c.difference))
 
 
-def _by_direction(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    """(problem, direction) -> milliseconds. Two runs may split a backward in different ways, and name it otherwise."""
+def _by_direction(rows: Sequence[Call]) -> dict[tuple[str, str], float]:
+    """(problem, direction) -> milliseconds. Two runs may split a backward differently, and name it otherwise."""
     found: dict[tuple[str, str], float] = {}
     for row in rows:
-        key = (str(ConvProblem.parse(row.problem).replace(name="", has_bias=False)), row.direction)
+        key = (str(row.convolution.replace(name="", has_bias=False)), row.direction)
         found[key] = found.get(key, 0.0) + row.total
     return found
-
-
-def _made(kind: type[_Kind], data: Mapping[str, Any]) -> _Kind:
-    """One of a kind, from its data; a field that only a later convgrad knows is left out."""
-    return kind(**{f.name: _frozen(data[f.name]) for f in fields(kind) if f.name in data})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

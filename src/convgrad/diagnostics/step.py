@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..diagnostics import Limits, Running, module_names
 from ..engine import Event, observing
 from ..engine.ab_timer import Comparison, Ratio, compare, second_call
 from ..models import (
     NO_COPY,
-    Usage,
-    UsageRow,
     accelerate_,
     copied,
-    known_limits,
     observe_aten,
     spatial_convolutions,
     to_channels_last,
@@ -27,17 +24,21 @@ from ..models import (
     why_it_fails,
 )
 from ..problem import ConvProblem
-from .assembled import Stage, assembled, quiet, reasoned, rounded
+from .calls import Call, Usage, limited, reasoned, rounded
+from .capture import Running, module_names
 from .costs import costs_of_layout, costs_of_rows
 from .page import shown
-from .profile import Profile, Row, Variant
-from .rows import row_of
+from .profile import Profile, Variant
+from .roofline import Limits
 
-Call = Callable[[], object]
-
+Stage = Callable[[str], object]
 _OBSERVED = 3  # steps; of a slow one a single one
 _TELLING = 1.25  # an interval with 1 in it whose ends are further apart says nothing
-_CALLS = 9  # of each way that a comparison makes at least
+_CALLS = 9  # of each form of the step that a comparison makes at least
+
+
+def quiet(_: str) -> None:
+    """Say nothing about a stage."""
 
 
 def profile_model(
@@ -49,7 +50,7 @@ def profile_model(
     seconds: float = 10.0,
     stage: Stage = quiet,
 ) -> Profile:
-    """A training step of a model by PyTorch and by convgrad, and each of its convolutions.
+    """Measure a training step of a model by PyTorch and by convgrad, and each of its convolutions.
 
     The step is forward and backward, without an optimizer. It runs on copies: the model stays as it is.
 
@@ -61,7 +62,7 @@ def profile_model(
         stage: called with a description of each stage.
 
     Raises:
-        TypeError: the model is no module.
+        TypeError: the model is not a module.
         ValueError: the model has no convolution, or cannot be copied.
 
     Equivalent to:
@@ -76,8 +77,8 @@ def profile_model(
     start = time.perf_counter()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     stage("preparing copies of the model")
-    models, left = _ways(model, example_inputs)
-    steps: dict[str, Call] = {name: training_step(one, example_inputs) for name, one in models.items()}
+    models, left = _forms(model, example_inputs)
+    steps: dict[str, Callable[[], object]] = {name: training_step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         began = time.perf_counter()
         names = _layers(models["convgrad"], steps["convgrad"])
@@ -85,29 +86,29 @@ def profile_model(
         stage("timing a training step, PyTorch's and convgrad's alternately")
         seen = _compared(steps, 0.4 * seconds, first, device)
         stage("timing each convolution")
-        slow = seen.median("PyTorch") > 0.04 * seconds
-        rounds = 1 if slow else _OBSERVED
+        rounds = 1 if seen.median("PyTorch") > 0.04 * seconds else _OBSERVED
         rows, limits = _observed(steps, names, rounds)
-    variants = _variants(seen)
-    whole = variants[1].milliseconds
+    variants = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
+    for name in list(seen.samples)[1:]:
+        variants.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, seen.speedup(name))))
     stage("timing other backends for the most expensive convolutions")
-    now = time.perf_counter()
+    now, whole = time.perf_counter(), variants[1].milliseconds
     until = max(start + 0.85 * seconds, now + 0.15 * seconds)
     costs, looked = costs_of_rows(rows, whole, until, tune, layout=False, stock=False)
     notes = [
         f"A step is forward and backward, without an optimizer. {left}",
-        f"PyTorch and convgrad took turns, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
-        f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
+        f"PyTorch and convgrad alternated, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
+        f"A row's time is the median over {'one step' if rounds == 1 else f'{rounds} steps'}; watching costs a little.",
     ]
     if len(seen.samples) == 2:
         notes.append("channels_last was not timed: the step is slow, is there already, or does not run there.")
-    return assembled(
+    return Profile.of(
         rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
         finding=_finding(seen), looked=looked, milliseconds=whole, variants=tuple(variants),
     )  # fmt: skip
 
 
-def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:
+def _layers(model: nn.Module, step: Callable[[], object]) -> dict[ConvProblem, list[str]]:
     """The names of the modules that compute each convolution in a step.
 
     Raises:
@@ -133,8 +134,8 @@ def _plain(problem: ConvProblem) -> ConvProblem:
     return problem.replace(name="", has_bias=False)
 
 
-def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
-    """Name -> a copy of the model that computes in this way; and what `accelerate_` said.
+def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
+    """Name -> a copy of the model that computes in this form; and what `accelerate_` said.
 
     Raises:
         ValueError: the model cannot be copied.
@@ -151,37 +152,27 @@ def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
     models = {"PyTorch": stock, "convgrad": ours}
     as_it_is = all(t.is_contiguous() for t in tree_leaves(inputs) if isinstance(t, Tensor))
     if spatial_convolutions(model) and as_it_is:
-        turned = twin()
-        to_channels_last(turned)
-        both = twin()
+        models["PyTorch, channels_last"] = last = twin()
+        to_channels_last(last)
+        models["convgrad, channels_last"] = both = twin()
         accelerate_(both, "channels_last", example_inputs=inputs)
-        models |= {"PyTorch, channels_last": turned, "convgrad, channels_last": both}
     said = f"convgrad.accelerate_ replaced {len(report.replaced)} of {len(report.replaced) + len(report.left)} layers; "
-    said += "PyTorch's own kernels stay where nothing else is expected to be faster."
-    return models, said
+    return models, said + "PyTorch's own kernels stay where nothing else is expected to be faster."
 
 
-def _compared(steps: dict[str, Call], seconds: float, first: float, device: torch.device) -> Comparison:
-    """All ways timed alternately; of a slow step only the first two, and where a model does not run in channels_last.
+def _compared(steps: dict[str, Callable[[], object]], seconds: float, first: float, device: torch.device) -> Comparison:
+    """All forms timed alternately; of a slow step only the first two, and where a model does not run in channels_last.
 
     Args:
         first: seconds of the very first step, which is slower than those that follow.
     """
-    ours, last = list(steps.items())[:2], list(steps.values())[2:]
     if (
         first > seconds / _CALLS
-        or any(map(why_it_fails, last))
+        or any(map(why_it_fails, list(steps.values())[2:]))
         or _CALLS * sum(second_call(step, device) for step in steps.values()) > seconds
     ):
-        steps = dict(ours)
+        steps = dict(list(steps.items())[:2])
     return compare(steps, "PyTorch", seconds=seconds, device=device)
-
-
-def _variants(seen: Comparison) -> list[Variant]:
-    found = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
-    for name in list(seen.samples)[1:]:
-        found.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, seen.speedup(name))))
-    return found
 
 
 def _finding(seen: Comparison) -> str:
@@ -208,24 +199,24 @@ def _words(ratio: Ratio) -> str:
 
 
 def _observed(
-    steps: dict[str, Call], names: dict[ConvProblem, list[str]], rounds: int
-) -> tuple[list[Row], list[Limits | None]]:
-    """The calls of a step by convgrad, with PyTorch's time of the same; and the limit of each call's machine."""
+    steps: dict[str, Callable[[], object]], names: dict[ConvProblem, list[str]], rounds: int
+) -> tuple[list[Call], list[Limits]]:
+    """The calls of a step by convgrad, with PyTorch's time of the same; and the limits of their machines."""
     stock, ours = Usage(), Usage()
     for _ in range(rounds):
         for usage, name in ((stock, "PyTorch"), (ours, "convgrad")):
             with observe_aten(), usage:
                 steps[name]()
-    pytorch = {_same(row): row.median_seconds for row in stock.rows}
-    seen = [*map(reasoned, ours.rows)]
-    limits = known_limits(seen)
+    pytorch = {_same(call): call.milliseconds for call in stock.rows}
+    seen, limits = limited([*map(reasoned, ours.rows)])
     rows = []
-    for row, limit in zip(seen, limits, strict=True):
-        layers = names.get(_plain(row.problem), ())
-        rows.append(row_of(row, limit, layers=layers, pytorch=pytorch.get(_same(row)), calls=row.calls / rounds))
-    return sorted(rows, key=lambda row: -row.total), limits
+    for call in seen:
+        layers, share = tuple(names.get(_plain(call.convolution), ())), call.calls / rounds
+        one = replace(call, layers=layers, calls=max(1, round(share)), pytorch=pytorch.get(_same(call)))
+        rows.append(one.normal(total=call.milliseconds * share))
+    return sorted(rows, key=lambda call: -call.total), limits
 
 
-def _same(row: UsageRow) -> tuple[object, ...]:
-    """What two calls for the same have in common; the gradient of a bias costs next to nothing."""
-    return (_plain(row.problem), tuple(o for o in row.outputs if o != "grad_bias"), row.device)
+def _same(call: Call) -> tuple[object, ...]:
+    """Return the key of calls that compute the same; the gradient of a bias costs next to nothing."""
+    return (_plain(call.convolution), tuple(o for o in call.passes if o != "grad_bias"), call.device)

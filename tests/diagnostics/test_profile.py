@@ -29,7 +29,8 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
         ('{"schema": "1"}', "no number under 'schema'"),
         ('{"schema": "convgrad report"}', "no number under 'schema'"),
         ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
-        ('{"schema": 1, "kind": "step"}', "not hold the data of a convgrad report: 'what'"),
+        ('{"schema": 1, "kind": "step"}', "not hold the data of a convgrad report: it has no list 'rows'"),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
         ("<html></html>", "neither a page nor a JSON file of a convgrad report"),
     ],
 )
@@ -47,6 +48,33 @@ def test_a_field_of_a_later_version_is_left_out_and_one_that_is_missing_refused(
     assert Profile.from_dict(data) == example()
     del data["rows"][0]["problem"]
     with pytest.raises(ValueError, match="problem"):
+        Profile.from_dict(data)
+
+
+WRONG = {
+    "problem": [7, "ic2zz"], "outputs": [["sideways"], [1], 3], "calls": ["1", 1.5, True, None],
+    "milliseconds": ["1", float("inf"), None], "layers": ["x", [1]], "of_limit": ["1"], "copies": [[1]], "bound": [2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize("where", ["rows", "before"])
+def test_a_wrong_type_in_a_row_is_one_clear_error(name: str, value: object, where: str) -> None:
+    data = json.loads(example().against(example()).to_json())
+    rows = data["rows"] if where == "rows" else data["before"]["rows"]
+    rows[1][name] = value
+    with pytest.raises(ValueError, match="does not hold the data of a convgrad report"):
+        Profile.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rows", {}), ("rows", [3]), ("variants", [[]]), ("costs", 5), ("limits", [{"dtype": 1}]), ("made", "yesterday"),
+     ("before", 3), ("before", {"what": "x"}), ("finding", None), ("milliseconds", "1"), ("notes", [1])],
+)  # fmt: skip
+def test_a_wrong_type_elsewhere_is_one_clear_error(name: str, value: object) -> None:
+    data = json.loads(example().to_json()) | {name: value}
+    with pytest.raises(ValueError, match="does not hold the data of a convgrad report"):
         Profile.from_dict(data)
 
 
@@ -74,3 +102,10 @@ def test_as_text() -> None:
     assert text.startswith("With convgrad the training step is 1.52x")
     assert "convgrad tune x" in text
     assert "blocks.13.depthwise" in text
+
+
+def test_no_compiled_kernels_is_the_first_sentence(monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.diagnostics.profile.why_absent", lambda: "there is no compiler")
+    said = Profile.of(example().rows, kind="run", what="x", finding="1 s in all.").finding
+    assert said == "No compiled kernels: there is no compiler. 1 s in all."
+    assert Profile.of(example().rows, kind="table", what="x", finding="1 s in all.").finding == "1 s in all."

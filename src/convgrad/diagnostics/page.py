@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..diagnostics import Limits, Point, by_pytorch, draw_roofline, svg
 from ..problem import ConvProblem
+from .pictures import Point, by_pytorch, draw_roofline, svg
+from .roofline import Limits
 
 #: A `Profile`, or a part of it, as plain data.
 Data = dict[str, Any]
@@ -124,7 +125,7 @@ def _day(text: str) -> str:
 
 
 def _decimals(rows: Sequence[Data]) -> int:
-    """As many for all rows, so that their digits stand below each other."""
+    """Return one number of decimals for all rows, so that their digits stand below each other."""
     most = max((r["total"] for r in rows), default=0.0)
     return 0 if most >= 10_000 else 1 if most >= 1000 else 2 if most >= 10 else 3
 
@@ -144,7 +145,7 @@ def _ratio(variant: Data) -> tuple[str, str]:
 
 
 def _change(before: float | None, after: float | None) -> str:
-    """How many times as fast it is now."""
+    """Return the speed-up as text."""
     if not before or not after:
         return "only before" if before else "only after"
     return f"{before / after:.2f}{_TIMES}"

@@ -1,0 +1,407 @@
+"""Calls of backends: one record, `Call`, one observer, `Trace`, and one table."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from .._compat import lock_over_forks
+from ..engine import Event, active, choose, get_backend, observing
+from ..errors import UnknownNameError
+from ..problem import ConvProblem, Outputs, in_order, shown_outputs
+from ..tables import Table, counted, wrapped
+from .aten_rules import Machine, select_conv_backend
+from .onednn_log import onednn_log
+from .pictures import Drawn, Point, by_pytorch
+from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
+
+_parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a backend, or all equal ones together.
+
+    Args:
+        outputs: what it computed, joined by ``+`` where one call gave several. These are passes of the problem, as
+            `use_backend` and `explain` call them; `shown` adds what they are to the user of a transposed convolution.
+        backend: its name.
+        kernel: which of the backend's kernels ran, where it has several; for ATen its own backend, or with
+            ``onednn=True`` oneDNN's name of the primitive.
+        layout: of the result.
+        milliseconds: wall time of one call, copies included; on a GPU it waited for the device. Of several calls the
+            median of the last hundred, in which the first ones, which do more, hardly count.
+        device: where it ran.
+        problem: as one line of text.
+        reason: why this backend.
+        calls: how many.
+        total: milliseconds of all of them.
+        copied: operands that each call copied into a layout that the backend takes.
+        copies: the same, each with its shape and strides; of a single call.
+        call: of a single call, its number in the trace.
+        layers: names of the modules that compute it, where they are known.
+        pytorch: milliseconds of PyTorch's call for the same outputs, in the same model.
+        least: milliseconds that the machine needs at least; None where its limit is not known.
+        bound: what that time is made of, ``"memory"`` or ``"arithmetic"``.
+        of_limit: least / milliseconds.
+    """
+
+    problem: str
+    outputs: str
+    backend: str
+    kernel: str = ""
+    layout: str = "contiguous"
+    device: str = "cpu"
+    reason: str = ""
+    milliseconds: float = 0.0
+    calls: int = 1
+    total: float = 0.0
+    copied: int = 0
+    copies: tuple[str, ...] = ()
+    call: int = 0
+    layers: tuple[str, ...] = ()
+    pytorch: float | None = None
+    least: float | None = None
+    bound: str | None = None
+    of_limit: float | None = None
+
+    @classmethod
+    def of(cls, event: Event, kernel: str, number: int = 0) -> Call:
+        """Return the record of something that was observed."""
+        p, ms = event.problem, event.seconds * 1e3
+        return cls(
+            str(p), "+".join(event.outputs), event.backend, kernel, p.layout, event.device, event.reason, ms, 1, ms,
+            len(event.copies), event.copies, number,
+        )  # fmt: skip
+
+    @property
+    def convolution(self) -> ConvProblem:
+        """The problem as a value."""
+        return _parsed(self.problem)
+
+    @property
+    def passes(self) -> Outputs:
+        """The outputs one by one.
+
+        Raises:
+            ValueError: there is no such output.
+        """
+        words = self.outputs.split("+")
+        found = in_order(words)
+        if len(found) != len(words):
+            raise ValueError(f"unknown output {self.outputs!r}")
+        return found
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the user called a transposed convolution."""
+        return self.convolution.transposed
+
+    @property
+    def shown(self) -> str:
+        """The outputs for people; of a transposed convolution with what they are to its user."""
+        return shown_outputs(self.outputs.split("+"), self.transposed)
+
+    @property
+    def name(self) -> str:
+        """The backend and its kernel."""
+        return f"{self.backend} {self.kernel}".rstrip()
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """Operations, and bytes moved at least, of one call."""
+        return least_work(self.convolution, self.passes)
+
+    @property
+    def direction(self) -> str:
+        """Whether it is a part of the forward or of the backward."""
+        return "forward" if self.passes == (self.convolution.bias_pass,) else "backward"
+
+    def normal(self, **more: Any) -> Call:
+        """Return a row of a profile: its layout from its problem, the kernel in the backend's name, rounded numbers."""
+        ms, total = rounded(more.pop("milliseconds", self.milliseconds)), rounded(more.pop("total", self.total))
+        found = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
+        numbers = {n: rounded(v) for n in ("pytorch", "least", "of_limit") if (v := getattr(found, n)) is not None}
+        return replace(found, problem=str(self.convolution), outputs="+".join(self.passes),
+                       layout=self.convolution.layout, **numbers)  # fmt: skip
+
+    def against(self, limits: Limits | None) -> Call:
+        """Return the same, compared with what its machine can do at best."""
+        if limits is None:
+            return self
+        least = limits.seconds(self.convolution, self.passes) * 1e3
+        part = least / self.milliseconds if self.milliseconds else None
+        return replace(self, least=least, bound=limits.bound(self.convolution, self.passes), of_limit=part)
+
+
+def rounded(value: float) -> float:
+    """Return a number to four digits."""
+    return float(f"{value:.4g}")
+
+
+def kernel_of_event(event: Event) -> str:
+    """Return which of a backend's kernels ran, of ATen its own backend; empty where there is one only."""
+    try:
+        if event.backend != "aten":
+            return get_backend(event.backend).kernel_name(event.problem, event.outputs)
+        backward, device = event.outputs != (event.problem.bias_pass,), torch.device(event.device)
+        return select_conv_backend(event.problem, device=Machine.here(device), need_backward=backward).backend
+    except (UnknownNameError, ValueError, RuntimeError):  # removed meanwhile; a device that the rules do not know
+        return ""
+
+
+def reasoned(call: Call) -> Call:
+    """Return a call with the reason for which the engine leaves it to PyTorch, in place of the plain fact."""
+    if call.backend == "aten":
+        steps = choose(call.convolution, call.passes, torch.device(call.device), active())
+        if [step.backend.name for step in steps] == ["aten"]:
+            return replace(call, reason=steps[0].reason)
+    return call
+
+
+def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], list[Limits]]:
+    """Return calls compared with what their machines can do at best, and these limits.
+
+    Args:
+        measure: limits that are not known; and a CPU's again where a call is faster than they allow: it was busy then.
+    """
+
+    @cache
+    def known(device: str, dtype: torch.dtype) -> Limits | None:
+        try:
+            return limits_of(Machine.here(torch.device(device)), dtype, measured=measure)
+        except (ValueError, RuntimeError):
+            return None
+
+    found = [known(call.device, call.convolution.dtype) for call in calls]
+    compared = [call.against(limits) for call, limits in zip(calls, found, strict=True)]
+    beyond = {c.convolution.dtype for c in compared if c.device == "cpu" and (c.of_limit or 0) > BEYOND}
+    if measure and beyond:
+        for dtype in beyond:
+            measure_limits(dtype)
+        return limited(calls, measure=False)
+    return compared, [*dict.fromkeys(filter(None, found))]
+
+
+# ---- tables ------------------------------------------------------------------------------------------
+
+_EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
+_SUMMED = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
+PROFILED = ("layer", "output", "backend", "calls", "ms", "share", "PyTorch ms", "of limit", "problem")
+
+
+def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
+    """Return a table of calls with some of its columns; "share" is of all the calls in it."""
+    whole = sum(call.total for call in calls) or 1.0
+    columns: dict[str, tuple[Callable[[Call], Any], str]] = {
+        "call": (lambda c: c.call, "d"),
+        "calls": (lambda c: c.calls, "d"),
+        "layer": (lambda c: c.layers[0] if c.layers else "", ""),
+        "output": (lambda c: c.shown, ""),
+        "outputs": (lambda c: c.shown, ""),
+        "backend": ((lambda c: c.backend) if "kernel" in titles else (lambda c: c.name), ""),
+        "kernel": (lambda c: c.kernel, ""),
+        "layout": (lambda c: c.layout, ""),
+        "copies": (lambda c: "; ".join(c.copies), ""),
+        "milliseconds": (lambda c: c.milliseconds, ".4f"),
+        "mean ms": (lambda c: c.total / c.calls, ".4f"),
+        "total ms": (lambda c: c.total, ".2f"),
+        "ms": (lambda c: c.total, ".3f"),
+        "share": (lambda c: c.total / whole, ".1%"),
+        "PyTorch ms": (lambda c: c.pytorch and c.pytorch * c.calls, ".3f"),
+        "of limit": (lambda c: c.of_limit, ".0%"),
+        "device": (lambda c: c.device, ""),
+        "problem": (lambda c: c.problem, ""),
+        "reason": (lambda c: c.reason, ""),
+    }
+    return Table(calls, {title: columns[title] for title in titles})
+
+
+# ---- the observer -------------------------------------------------------------------------------------
+
+_adding = lock_over_forks()
+
+
+class Trace(Drawn):
+    """Every call of a backend while its block is open; made by `trace`, or with equal calls added up by `Usage`.
+
+    Attributes:
+        records: one `Call` for each call of a backend, in order.
+    """
+
+    def __init__(self, *, onednn: bool = False, each: bool = True) -> None:
+        self.records: list[Call] = []
+        self._sums: dict[tuple[object, ...], tuple[Call, list[float], deque[float]]] = {}
+        self._onednn, self._each, self._block = onednn, each, ExitStack()
+        self._take: Callable[[], tuple[str, ...]] = tuple
+
+    def __call__(self, event: Event) -> None:
+        """Take note of one call; the engine calls this."""
+        with _adding:
+            if self._each:
+                kernels = self._take() if event.device.startswith("cpu") else ()
+                self.records.append(Call.of(event, ", ".join(kernels) or kernel_of_event(event), len(self.records)))
+                return
+            key = (event.problem, event.outputs, event.backend, event.device)
+            if key not in self._sums:
+                self._sums[key] = Call.of(event, kernel_of_event(event)), [0, 0.0], deque(maxlen=101)
+            _, sums, latest = self._sums[key]
+            sums[0] += 1
+            sums[1] += event.seconds
+            latest.append(event.seconds)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.records)
+
+    def __enter__(self) -> Trace:
+        if self._onednn:
+            self._take = self._block.enter_context(onednn_log())
+        self._block.enter_context(observing(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._block.close()
+
+    @property
+    def rows(self) -> list[Call]:
+        """Equal calls together, the most expensive first."""
+        if self._each:
+            return together(self.records)
+        found = [
+            replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=())
+            for first, (count, seconds), latest in list(self._sums.values())
+        ]
+        return sorted(found, key=lambda call: -call.total)
+
+    @property
+    def seconds(self) -> float:
+        """Time in all convolutions."""
+        return sum(call.total for call in self.rows) * 1e-3
+
+    def table(self, *, width: int | None = None) -> str:
+        """Return a line of text for every call, or for equal ones together; no wider than ``width``."""
+        if self._each:
+            if not self.records:
+                return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
+            operands = counted(sum(r.copied for r in self.records), "operand")
+            said = f"{counted(len(self), 'call')}, {self.seconds * 1e3:.3f} ms, {operands} copied"
+            return f"{self._table().text(width)}\n{said}"
+        calls, _ = limited(self.rows, measure=False)
+        if not calls:
+            return "no convolution ran"
+        text = f"{table_of(calls, _SUMMED).text(width)}\nshare: of the time in convolutions"
+        if not any((call.of_limit or 0) > BEYOND for call in calls):
+            return text
+        return f"{text}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"
+
+    def _table(self) -> Table[Call]:
+        return table_of(self.records, _EACH) if self._each else table_of(limited(self.rows, False)[0], _SUMMED)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the table as CSV, its numbers as they are; write it to ``path`` as well where one is given."""
+        text = self._table().csv()
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_dict(self) -> Any:
+        """Return plain data, ready for json: a list of calls, or of `Usage` the total and its rows."""
+        if self._each:
+            names = [
+                "outputs",
+                "backend",
+                "kernel",
+                "layout",
+                "milliseconds",
+                "device",
+                "problem",
+                "reason",
+                "transposed",
+            ]
+            return [
+                {"call": c.call, "copies": [*c.copies], **{name: getattr(c, name) for name in names}}
+                for c in self.records
+            ]
+        rows = [
+            {"problem": c.problem, "outputs": [*c.passes], "backend": c.name, "device": c.device, "layout": c.layout,
+             "calls": c.calls, "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
+            for c in limited(self.rows, measure=False)[0]
+        ]  # fmt: skip
+        return {"total_seconds": self.seconds, "rows": rows}
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return self._table().html() + self._picture()
+
+    def _points(self) -> list[Point]:
+        """A point for all calls of the same kind."""
+        rows = self.rows
+        most = max((call.total for call in rows), default=1.0) or 1.0
+        return [Point("", *c.work, c.milliseconds * 1e-3, not by_pytorch(c.backend), c.total / most) for c in rows]
+
+    def _roofs(self) -> list[Limits]:
+        return limited(self.rows, measure=False)[1]
+
+
+class Usage(Trace):
+    """A context manager that adds up all calls of backends inside it: a row for each convolution and output."""
+
+    def __init__(self) -> None:
+        super().__init__(each=False)
+
+    def __enter__(self) -> Usage:
+        super().__enter__()
+        return self
+
+
+def together(calls: Sequence[Call]) -> list[Call]:
+    """Return equal calls as one each, the most expensive first."""
+    found: dict[tuple[str, ...], list[Call]] = {}
+    for call in calls:
+        found.setdefault((call.problem, call.outputs, call.backend, call.device), []).append(call)
+    rows = [
+        replace(some[0], calls=sum(c.calls for c in some), total=sum(c.total for c in some), copies=(),
+                milliseconds=median([c.milliseconds for c in some]))
+        for some in found.values()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda call: -call.total)
+
+
+def trace(*, onednn: bool = False) -> Trace:
+    """Record every call through convgrad inside this block, in every thread: backend, kernel, layout, copies, time.
+
+    Inside ``with convgrad.takeover(), convgrad.trace() as t:`` every convolution is recorded, of PyTorch's own layers
+    and functions and of the layers that `accelerate_` left, too.
+
+    A backward pass inside the block is recorded if its forward ran there too, or if a kernel other than ATen's was
+    chosen for any part of the call. Otherwise the call was PyTorch's own, and so is its backward; inside
+    `convgrad.models.observe_aten` these are recorded too, with every other convolution of the process.
+
+    Under `torch.profiler` every call is labelled without a trace (``convgrad::grad_weight[native]``).
+
+    Args:
+        onednn: on the CPU, also name the oneDNN primitive behind each call of ATen. oneDNN reports to standard output,
+            which is therefore read and passed on while the block lasts.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> with convgrad.trace() as t:
+        ...     _ = convgrad.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))
+        >>> [r.outputs for r in t]
+        ['forward']
+    """
+    return Trace(onednn=onednn)

@@ -1,0 +1,171 @@
+"""A script run unmodified, every convolution taken over or observed; its report and its profile."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..models import as_main, observe_aten, run_main, takeover
+from ..tables import counted, wrapped
+from .calls import Usage, limited, reasoned, rounded
+from .costs import costs_of_rows
+from .files import read_table
+from .page import shown
+from .profile import Profile, Variant
+from .step import Stage, quiet
+
+
+def run_script(
+    script: str,
+    args: Sequence[str] = (),
+    *,
+    stock: bool = False,
+    csv: str | os.PathLike[str] | None = None,
+    module: bool = False,
+    measure: bool = True,
+    out: TextIO | None = None,
+    width: int | None = None,
+    then: Callable[[dict[str, Any]], None] | None = None,
+) -> int:
+    """Run a script as ``python script args...`` would, and report its convolutions.
+
+    The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
+    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends.
+
+    Args:
+        script: path of the script, or the name of a module.
+        stock: take nothing over, and report what the script itself chose: PyTorch, or what it uses of convgrad.
+        csv: also write the report there.
+        module: ``script`` is a module's name, as for ``python -m``.
+        measure: measure the machine's limit if it is not known yet or too low (about two seconds, at the end).
+        out: where the report goes; by default standard error, because standard output belongs to the script.
+        width: the longest line of the report.
+        then: called after the report with the same as plain data.
+
+    Returns:
+        The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
+        exception, whose traceback is printed.
+
+    Raises:
+        FileNotFoundError: there is no such script.
+    """
+    if not module and not Path(script).exists():
+        raise FileNotFoundError(f"no script at {script!r}")
+    target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
+    usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
+    with ExitStack() as opened:
+        where = (target, out or sys.stderr, width, then)
+        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
+        opened.enter_context(observe_aten() if stock else takeover())
+        opened.enter_context(usage)
+        opened.enter_context(as_main(script, args, module))
+        status = run_main(script, module)
+        if any(t not in others and not t.daemon for t in threading.enumerate()):
+            atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
+    return status
+
+
+def _report(
+    usage: Usage,
+    wall: float,
+    stock: bool,
+    measure: bool,
+    csv: Path | None,
+    out: TextIO,
+    width: int | None,
+    then: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    who = "the script's own choice" if stock else "convgrad's choice"
+    rows = usage.rows
+    calls = counted(sum(row.calls for row in rows), "call")
+    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
+    with suppress(KeyboardInterrupt):  # the rest is known
+        limited(rows, measure)
+    with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
+        print(head if width is None else wrapped(head, width), usage.table(width=width), sep="\n", file=out, flush=True)
+    try:
+        if csv is not None:
+            csv.write_text(usage.to_csv(), encoding="utf-8")
+        if then is not None:
+            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict()})
+    except OSError as error:
+        print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)
+
+
+# ---- profiles ----------------------------------------------------------------------------------------
+
+
+def profile_script(
+    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = quiet
+) -> tuple[Profile, int]:
+    """Run a script unmodified, with every convolution taken over; return its profile and its exit status.
+
+    Args:
+        stock: take nothing over.
+        seconds: about how long the rest may take after the script has ended.
+        stage: called with a description of each stage.
+
+    Raises:
+        FileNotFoundError: there is no such script.
+        ValueError: it computed no convolution.
+    """
+    usage, start = Usage(), time.perf_counter()
+    with usage:
+        status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
+    wall = time.perf_counter() - start
+    seen = usage.rows
+    if not seen:
+        hint = "; convgrad's own options stand before the script" if status and args else ""
+        raise ValueError(f"{script} computed no convolution (its exit status is {status}{hint})")
+    stage("measuring what this machine can do at best")
+    seen, limits = limited(seen if stock else [*map(reasoned, seen)])
+    rows = [call.normal() for call in seen]
+    stage("timing other backends for the most expensive convolutions")
+    until = time.perf_counter() + 0.9 * seconds
+    tune = shlex.join(["convgrad", "tune", script, *args])
+    costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
+    who = "the script" if stock else "convgrad"
+    finding = (
+        f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in "
+        f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels."
+    )
+    notes = [
+        "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
+        "A row's time for one call is the median of its last hundred calls.",
+        *([f"The script's exit status was {status}."] if status else []),
+    ]
+    ms = rounded(wall * 1e3)
+    profile = Profile.of(
+        rows, costs, notes, limits, rows[0].device, kind="run", what=script, finding=finding, looked=looked,
+        milliseconds=ms, variants=(Variant(who, ms),),
+    )  # fmt: skip
+    return profile, status
+
+
+def profile_table(path: str | Path) -> Profile:
+    """Return the profile in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, or in the
+    JSON of ``convgrad run`` or of an earlier report.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not such a file.
+    """
+    try:
+        return Profile.read(path)
+    except ValueError as error:
+        if "no number under 'schema'" not in str(error) and "neither a page" not in str(error):
+            raise
+    rows = read_table(path)
+    total, calls = sum(row.total for row in rows), sum(row.calls for row in rows)
+    finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
+    notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
+    return Profile.of(rows, (), notes, kind="table", what=str(path), finding=finding, conditions="not in the file")
