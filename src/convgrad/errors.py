@@ -45,8 +45,10 @@ class UnknownNameError(ConvgradError, KeyError):
     @classmethod
     def of(cls, what: str, name: object, known: Collection[str]) -> UnknownNameError:
         """The error that names the nearest ones, or where none is near, all."""
-        by_letters = {k.lower(): k for k in reversed([*known])}
-        near = [by_letters[k] for k in difflib.get_close_matches(str(name).lower(), by_letters, 3, 0.7)]
+        names = [*reversed([*known])]
+        by_letters = {part: k for k in names for part in k.lower().split(":")} | {k.lower(): k for k in names}
+        close = difflib.get_close_matches(str(name).lower(), by_letters, 3, 0.7)
+        near = [*dict.fromkeys(by_letters[k] for k in close)]
         more = f", and {len(known) - 24} more" if len(known) > 24 else ""
         there = f"there are {', '.join([*known][:24]) or 'none'}{more}"
         rest = f"did you mean {' or '.join(map(repr, near))}?" if near else there

@@ -153,3 +153,16 @@ def test_what_others_measured_is_known_once_the_store_is_looked_into_again(monke
         patched.setattr(store, "forget", lambda _: 0)  # as where it cannot be written
         assert measurements.forget() == 0
     assert (measurements.forget(), known()) == (1, None)
+
+
+@pytest.mark.usefixtures("folder")
+def test_choices_stored_when_texts_showed_one_side_of_the_padding_are_found() -> None:
+    p, text = ConvProblem.parse("ic24ih21oc24oh21kh2"), "g1mb2ic24ih21oc24oh21kh2sh1ph0dh0"
+    assert "ph0:1" in str(p)
+    row = {"machine": environment(CPU), "outputs": "forward", "problem": text, "times": {"aten": [1.0]}}
+    assert measurements.imported([row]) == (1, 1)
+    assert [*measurements.entries()] == [f"{environment(CPU)} | forward | {text}"]
+    assert measurements.find(p, ("forward",), CPU) == Measurement({"aten": [1.0]})
+    [again] = measurements.exported()
+    assert again["problem"] == str(p)
+    assert measurements.imported([again]) == (1, 1)

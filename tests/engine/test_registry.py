@@ -108,3 +108,12 @@ def test_a_padded_copy_that_cannot_says_why() -> None:
     x = torch.ones(1, 1, 3, dtype=torch.complex64)
     with convgrad.use_backend("native (padded copy)"), pytest.raises(BackendError, match=r"\n  native .*: \w"):
         convgrad.conv1d(x, x)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("cudnn", "aten:cudnn"), ("MKLDNN", "aten:mkldnn"), ("winogard", "native:winograd"), ("nativ", "native")],
+)
+def test_a_part_of_a_name_is_enough_for_a_suggestion(name: str, meant: str) -> None:
+    with pytest.raises(KeyError, match=f"did you mean '{meant}'"), convgrad.use_backend(name):
+        pass

@@ -141,6 +141,34 @@ def test_a_transposed_convolution_whose_result_has_size_zero(d: int, dtype: torc
         convgrad.grad_weight(full, w.shape, full.new_empty(2, 6, *[0] * d), 1, 1, transposed=True, groups=2)
 
 
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.parametrize("output_padding", [0, 1, 2])
+def test_gradients_of_a_transposed_convolution_find_its_output_padding(
+    d: int, dilation: int, output_padding: int
+) -> None:
+    """Both sizes are given, and determine it."""
+    x = torch.randn(2, 4, *[3] * d).double().requires_grad_()
+    w = torch.randn(4, 3, *[2] * d).double().requires_grad_()
+    y = getattr(F, f"conv_transpose{d}d")(x, w, None, 3, 1, output_padding, 2, dilation)
+    g, sizes = torch.randn_like(y), (x.shape, w.shape)
+    want, form = torch.autograd.grad(y, (x, w), g), {"stride": 3, "padding": 1, "dilation": dilation, "groups": 2}
+    x, w = x.detach(), w.detach()
+    options: Any = {**form, "transposed": True}
+    torch.testing.assert_close(convgrad.grad_input(sizes[0], w, g, **options), want[0])
+    torch.testing.assert_close(convgrad.grad_input(sizes[0][1:], w, g[0], **options), want[0][0])
+    torch.testing.assert_close(convgrad.grad_weight(x, sizes[1], g, **options), want[1])
+    torch.testing.assert_close(convgrad.convolution_backward(g, x, w, None, **options)[:2], want)
+    torch.testing.assert_close(getattr(convgrad, f"conv_transpose{d}d_weight")(x, sizes[1], g, **form), want[1])
+    each = convgrad.grad_weight(x, sizes[1], g, **options, per_sample=True)
+    torch.testing.assert_close(each.sum(0), want[1])
+    torch.testing.assert_close(convgrad.per_sample_norms(x, sizes[1], g, **options), each.flatten(1).norm(dim=1))
+    with pytest.raises(convgrad.ShapeError, match="expected grad_output to have the shape of the output"):
+        convgrad.grad_weight(x, sizes[1], F.pad(g, [0, 3] * d), **options)
+    with pytest.raises(convgrad.ShapeError, match="expected grad_output to have the shape of the output"):
+        convgrad.grad_weight(x, sizes[1], g, **options, output_padding=1 if output_padding == 2 else 2)
+
+
 def test_the_functions_are_differentiable() -> None:
     x, w = torch.randn(2, 4, 6).double(), torch.randn(4, 2, 3).double()
     g = torch.randn(2, 4, 4).double()

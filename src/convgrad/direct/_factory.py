@@ -80,7 +80,10 @@ def function_of(name: str, library: str, what: str, arguments: str) -> Callable[
         device = _device(name, given)
         changes = [quirk(name, given) for quirk in quirks]
         with _forced(name, backend, device):
-            result = compute(**given)
+            try:
+                result = compute(**given)
+            except BackendError as error:
+                raise BackendError(f"convgrad.direct.{name} is forced onto {backend.summary}: {error}") from None
         for change in changes:
             result = result if change is None else change(result)
         return result

@@ -15,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import ShapeError
 from ..shapes import padding_pairs
+from ..sizes import effective_kernel
 from ..validation import refuse_nested
 
 Ints = int | Sequence[int]
@@ -165,7 +166,7 @@ def _padding_integers(padding: Ints | str, d: int) -> tuple[int, ...]:
 
 
 def _constants(traced: Sequence[Any]) -> list[int]:
-    """A weight's sizes as integers in a jit trace, where they are tensors, without the warning: they do not change."""
+    """Sizes as integers in a jit trace, where they are tensors, without the warning."""
     with catch_warnings():
         simplefilter("ignore")
         return [int(n) for n in traced]
@@ -178,6 +179,30 @@ def _flat(padding: Any) -> Ints:
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
         raise ShapeError(f"expected padding to be integers, or a pair (low, high) for each dimension, got {padding}")
     return [side for pair in padding for side in pair]
+
+
+def with_output_padding(
+    arguments: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
+) -> tuple[Any, ...]:
+    """The operator's arguments with the output_padding that leads to a known output; any other size is refused later.
+
+    Args:
+        arguments: those of `all_arguments`; an output_padding that was stated stays.
+        input_size, weight_size, output_size: full shapes, those of the output's gradient.
+    """
+    stride, padding, dilation, transposed, stated, groups = arguments
+    d = len(weight_size) - 2
+    if not transposed or any(stated) or {len(input_size), len(output_size)} != {d + 2}:
+        return arguments
+    if not len(stride) == len(dilation) == len(stated) == d:
+        return arguments
+    sizes = (input_size[2:], output_size[2:], weight_size[2:])
+    inner, outer, kernel = (_constants(s) if s and type(s[0]) is Tensor else s for s in sizes)  # in a trace of jit
+    dims = zip(inner, outer, kernel, stride, padding_pairs(padding, d), dilation, strict=True)
+    missing = [out - ((n - 1) * s - low - high + effective_kernel(k, dil)) for n, out, k, s, (low, high), dil in dims]
+    if all(0 <= m < max(s, dil) for m, s, dil in zip(missing, stride, dilation, strict=True)):
+        return (stride, padding, dilation, transposed, tuple(missing), groups)
+    return arguments
 
 
 def conv_arguments(

@@ -17,7 +17,7 @@ from ..padding_modes import by_pytorch
 from ..shapes import Geometry, conv_geometry
 from ..sizes import effective_kernel
 from ..validation import check_backward, check_operands
-from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes
+from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes, with_output_padding
 from ._gradients import grad_bias, grad_weight
 
 
@@ -64,7 +64,8 @@ def per_sample_norms(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     require_bool("bias", bias)
     size = sizes(weight_size, "weight_size")
-    geometry = conv_geometry(size, *all_arguments(len(size) - 2, size, *form))
+    arguments = all_arguments(len(size) - 2, size, *form)
+    geometry = conv_geometry(size, *with_output_padding(arguments, input.shape, size, grad_output.shape))
     check_backward(grad_output.shape, input.shape, size, None, geometry)
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands
