@@ -174,7 +174,7 @@ def read_as(hint: Any, data: Any, what: str) -> Any:
         ValueError: sizes[1] is True, not of the right type
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    if is_dataclass(hint) and isinstance(data, Mapping):
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, Mapping):
         hints = get_type_hints(hint)
         missing = [f.name for f in fields(hint) if f.default is f.default_factory is MISSING and f.name not in data]
         if missing:
@@ -183,10 +183,12 @@ def read_as(hint: Any, data: Any, what: str) -> Any:
         return hint(**{name: read_as(hints[name], data[name], f"{what}.{name}") for name in named})
     if origin is tuple and isinstance(data, (list, tuple)):
         return tuple(read_as(arguments[0], one, f"{what}[{i}]") for i, one in enumerate(data))
-    if origin in (Union, UnionType) and not (data is None and type(None) in arguments):
-        return read_as(next(one for one in arguments if one is not type(None)), data, what)
-    number = hint in (int, float) and isinstance(data, (int, hint)) and not isinstance(data, bool)
-    plain = hint is Any or (hint not in (int, float) and origin is not tuple and isinstance(data, origin or hint))
-    if (number and math.isfinite(data)) or plain or (data is None and type(None) in arguments):
-        return data
+    if origin in (Union, UnionType):
+        other = next(one for one in arguments if one is not type(None))
+        return None if data is None and type(None) in arguments else read_as(other, data, what)
+    kind: Any = (int, hint) if hint in (int, float) else origin or hint
+    if hint is Any or (origin is not tuple and isinstance(data, kind)):
+        number = hint in (int, float)
+        if not number or (not isinstance(data, bool) and math.isfinite(data)):
+            return data
     raise ValueError(f"{what} is {shorten(repr(data), 60)}, not of the right type")

@@ -105,23 +105,23 @@ def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
     p, outputs = job
     if not job.count(CPU):
         measure_now(p, outputs, CPU, force=True)
-    ways = pytorchs(p, outputs)
-    stock = [*ways]
+    candidates = pytorchs(p, outputs)
+    stock = [*candidates]
     chosen: dict[str, str] = {}
     for who, stored in (("rules", False), ("measured", True)):
         steps = choose(p, outputs, CPU, stored=stored)
         # One sweep and the same backend's single passes are two ways.
         chosen[who] = _named(steps) + (" apart" if len(steps) > 1 and len({s.backend.name for s in steps}) == 1 else "")
-        ways.setdefault(chosen[who], steps)
+        candidates.setdefault(chosen[who], steps)
     try:
-        calls = trials({way: (p, steps) for way, steps in ways.items()}, outputs, CPU)
+        calls = trials({candidate: (p, steps) for candidate, steps in candidates.items()}, outputs, CPU)
     except (RuntimeError, MemoryError):
         return {**chosen, "note": "no memory for it"}
     with torch.no_grad():
         expected = _results(calls[stock[0]])
-        for way, call in calls.items():
+        for candidate, call in calls.items():
             if not all(map(_same, _results(call), expected)):
-                return {**chosen, "note": f"wrong: {way} differs from PyTorch"}
+                return {**chosen, "note": f"wrong: {candidate} differs from PyTorch"}
         best, enough = stock[0], seconds
         if len(stock) > 1:
             best = min(stock, key=compare(calls, best, seconds=seconds / 2, least_rounds=3).median)
@@ -135,8 +135,8 @@ def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
         "pytorch_best_ms": seen.seconds(best) * 1e3,
         "of_limit": limits and limits.seconds(p, outputs) / seen.seconds(chosen["measured"]),
     }
-    for who, way in chosen.items():
-        found |= zip((f"{who}_speed", f"{who}_low", f"{who}_high"), seen.speedup(way), strict=True)
+    for who, candidate in chosen.items():
+        found |= zip((f"{who}_speed", f"{who}_low", f"{who}_high"), seen.speedup(candidate), strict=True)
     return found
 
 

@@ -28,10 +28,10 @@ def models_named(names: Sequence[str], known: Iterable[str]) -> list[str]:
 def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[ConvProblem]:
     """Return each distinct convolution of a model or a file once, in order; none where the layout is no other one."""
     if Path(name).is_file():
-        found = read_problems([name])[0]
-        return [p.replace(memory_format=channels_last_of(p.ndim)) for p in found] if channels_last else found
+        result = read_problems([name])[0]
+        return [p.replace(memory_format=channels_last_of(p.ndim)) for p in result] if channels_last else result
     if channels_last and not takes_images(name):
         return []
     input = "" if ":" in name else MODELS[name].sample(batch, size, "meta")
-    found = explained(name, Machine.here(), torch.float32, channels_last, input)
-    return [layer.problem for layer in found if layer.kind != "Linear"]
+    result = explained(name, Machine.here(), torch.float32, channels_last, input)
+    return [layer.problem for layer in result if layer.kind != "Linear"]

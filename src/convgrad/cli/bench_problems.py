@@ -125,14 +125,16 @@ def _line(
     failed = [r for r in results if r.status == "failed"]
     if failed:
         return {**line, "note": f"wrong: {failed[0].message}", "wrong": True}
-    ways = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
+    candidates = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
     try:
-        calls = trials({way: (problem, steps) for way, steps in ways.items()}, (pass_,), device)
+        calls = trials({candidate: (problem, steps) for candidate, steps in candidates.items()}, (pass_,), device)
     except (RuntimeError, MemoryError):
         return {**line, "note": "no memory for it"}
     first = compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5)
     best = min(stock, key=first.median)
-    seen = compare({way: calls[way] for way in ("mine", best)}, best, seconds=seconds / 2, device=device)
+    seen = compare(
+        {candidate: calls[candidate] for candidate in ("mine", best)}, best, seconds=seconds / 2, device=device
+    )
     took, speed = seen.seconds("mine"), seen.speedup("mine")
     return {
         **line,

@@ -87,13 +87,13 @@ def _timed(name: str, layout: str, seconds: float, measured: bool, compiled: boo
         torch.manual_seed(0)  # dropout
         losses.append(call())
     sizes = next((t.shape for t in tree_leaves(x) if isinstance(t, Tensor) and t.dim()), (None,))
-    found = {"batch": sizes[0], "size": sizes[-1]}
-    found["replaced"], found["convolutions"] = report.counts[0]
+    result = {"batch": sizes[0], "size": sizes[-1]}
+    result["replaced"], result["convolutions"] = report.counts[0]
     if not abs(losses[1] - losses[0]) < _SAME * abs(losses[0]):
-        return {**found, "note": f"wrong: the losses are {losses[0]:.6g} and {losses[1]:.6g}"}
+        return {**result, "note": f"wrong: the losses are {losses[0]:.6g} and {losses[1]:.6g}"}
     seen = compare(calls, "stock", seconds=seconds, least_rounds=6)
     times = {"stock_ms": seen.seconds("stock") * 1e3, "ours_ms": seen.seconds("ours") * 1e3}
-    return {**found, **times, **dict(zip(("speed", "low", "high"), seen.speedup("ours"), strict=True))}
+    return {**result, **times, **dict(zip(("speed", "low", "high"), seen.speedup("ours"), strict=True))}
 
 
 def _measure(stock: nn.Module, x: Any, layouts: Sequence[str]) -> None:
@@ -101,8 +101,8 @@ def _measure(stock: nn.Module, x: Any, layouts: Sequence[str]) -> None:
     for layout in layouts:
         net, inputs = in_channels_last(copy.deepcopy(stock), x) if layout == "channels_last" else (stock, x)
         args, kwargs = arguments(inputs)
-        found = explain(net, *args, **kwargs)
-        layers = [found] if isinstance(found, Explanation) else found
+        result = explain(net, *args, **kwargs)
+        layers = [result] if isinstance(result, Explanation) else result
         measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], torch.device("cpu"))
     cache.invalidate()
 
@@ -110,7 +110,7 @@ def _measure(stock: nn.Module, x: Any, layouts: Sequence[str]) -> None:
 def _scaled(stock: nn.Module, name: str, given: Any, channels_last: bool, seconds: float, autocast: bool) -> Any:
     """Return the given inputs; else the largest batch and images that can be compared in the time there is."""
     images = (model_named(name).sample(*scale) for scale in _SCALES)
-    found, error = None, None
+    result, error = None, None
     for inputs in images if given is None else (given,):
         stock, x = in_channels_last(stock, inputs) if channels_last else (stock, inputs)
         step = _step(stock, x, autocast)
@@ -121,12 +121,12 @@ def _scaled(stock: nn.Module, name: str, given: Any, channels_last: bool, second
             continue
         start = time.perf_counter()
         step()
-        if found is not None and _CALLS * (time.perf_counter() - start) > seconds:
+        if result is not None and _CALLS * (time.perf_counter() - start) > seconds:
             break
-        found = x
-    if found is None:
+        result = x
+    if result is None:
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", "return (nn.Module, example_inputs)") from error
-    return found
+    return result
 
 
 def _autocast(enabled: bool) -> torch.autocast:

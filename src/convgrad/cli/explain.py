@@ -148,12 +148,12 @@ def _details(models: list[ModelExplanation], measure: bool | None) -> list[Expla
     """Layer by layer, for one machine after another; a linear layer counts as a convolution on a CPU only."""
     from ..diagnostics import measured
 
-    found: dict[tuple[str, ...], list[Explanation]] = {}
+    result: dict[tuple[str, ...], list[Explanation]] = {}
     for layer in (layer for model in models for layer in model):
-        found.setdefault(layer.names, []).append(layer.explanation)
+        result.setdefault(layer.names, []).append(layer.explanation)
     return [
         measured(one) if measure is not False and one.machine.is_here else one
-        for machines in found.values()
+        for machines in result.values()
         for one in machines
     ]
 

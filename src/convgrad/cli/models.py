@@ -121,10 +121,10 @@ def explained(
         net, given = in_channels_last(net, given)
     given = in_dtype(given, dtype)
     args, kwargs = arguments(given)
-    found = explain(net, *args, **kwargs, device=machine, outputs=outputs)
-    if isinstance(found, Explanation):
-        return ModelExplanation(found.machine, (Layer((name,), name, found),))
-    return found
+    result = explain(net, *args, **kwargs, device=machine, outputs=outputs)
+    if isinstance(result, Explanation):
+        return ModelExplanation(result.machine, (Layer((name,), name, result),))
+    return result
 
 
 def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
@@ -214,16 +214,16 @@ def _own(name: str) -> Callable[[], Any]:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # to stay: what is found may import more when it is called
     try:
-        found: Any = importlib.import_module(module)
+        result: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            result = getattr(result, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
-    if isinstance(found, nn.Module):
-        return lambda: found
-    if not callable(found):
-        raise fail(f"{name!r} is of type {type(found).__name__}", _FACTORY)
-    return found
+    if isinstance(result, nn.Module):
+        return lambda: result
+    if not callable(result):
+        raise fail(f"{name!r} is of type {type(result).__name__}", _FACTORY)
+    return result
 
 
 def model_named(name: str) -> Model:

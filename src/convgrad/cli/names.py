@@ -43,9 +43,9 @@ def names(
         data["direct_functions"] = sorted(direct.__all__)
         text = _DIRECT + "its functions: " + ", ".join(data["direct_functions"])
     else:
-        found = named(name)
-        data["scratch_tensor" if hasattr(found, "holds") else "functions"] = asdict(found)
-        text = str(found)
+        result = named(name)
+        data["scratch_tensor" if hasattr(result, "holds") else "functions"] = asdict(result)
+        text = str(result)
         if old in direct.__all__:
             data["direct_function"] = f"convgrad.direct.{old}"
             text += f"\nunder its old name: convgrad.direct.{old}"

@@ -135,8 +135,8 @@ def _continued(incomplete: str) -> list[str]:
     axes = {field[1] for field in given if field[1:] in ("d", "h", "w")} or {"d", "h", "w"}
     fields = ["g", "mb", "ic", "oc", *(letter + axis for letter in "iokspd" for axis in "dhw" if axis in axes)]
     begun = re.sub(r"[a-z]$", "", incomplete)
-    found = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
-    return found if len(found) > 1 else []  # the shell would put a space behind the only one
+    result = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
+    return result if len(result) > 1 else []  # the shell would put a space behind the only one
 
 
 def problem_or(*names: str) -> Callable[[str], list[str]]:

@@ -36,13 +36,13 @@ def read_problems(
     for what in whats:
         if os.path.isfile(what):  # a text may be too long for a name
             options.clear()
-            for _, found in read_problem_file(what, read, options):
-                if isinstance(found, ConvProblem):
-                    problems.append(found)
+            for _, result in read_problem_file(what, read, options):
+                if isinstance(result, ConvProblem):
+                    problems.append(result)
                     for direction in filter(None, options.get("dir", "").split(",")):
-                        passes.setdefault(found, set()).update(_passes(direction, found))
+                        passes.setdefault(result, set()).update(_passes(direction, result))
                 else:
-                    unread.append(found)
+                    unread.append(result)
         elif "/" in what or os.path.exists(what) or ("." in what and not is_problem(what)):
             raise fail(*no_file(what))
         else:

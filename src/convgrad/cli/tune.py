@@ -32,8 +32,8 @@ class Job(NamedTuple):
         """Return how often exactly this was measured here."""
         from ..engine import measurements
 
-        found = measurements.find(self.problem, self.outputs, device, fresh=True)
-        return found.count if found is not None and found.same else 0
+        result = measurements.find(self.problem, self.outputs, device, fresh=True)
+        return result.count if result is not None and result.same else 0
 
 
 @command("tune", cls=BeforeAScript)

@@ -96,10 +96,10 @@ class Call:
             ValueError: there is no such output.
         """
         words = self.outputs.split("+")
-        found = in_order(words)
-        if len(found) != len(words):
+        result = in_order(words)
+        if len(result) != len(words):
             raise ValueError(f"unknown output {self.outputs!r}")
-        return found
+        return result
 
     @property
     def transposed(self) -> bool:
@@ -129,9 +129,9 @@ class Call:
     def normal(self, **more: Any) -> Call:
         """Return a row of a profile: its layout from its problem, the kernel in the backend's name, rounded numbers."""
         ms, total = rounded(more.pop("milliseconds", self.milliseconds)), rounded(more.pop("total", self.total))
-        found = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
-        numbers = {n: rounded(v) for n in ("pytorch", "least", "of_limit") if (v := getattr(found, n)) is not None}
-        return replace(found, problem=str(self.convolution), outputs="+".join(self.passes),
+        result = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
+        numbers = {n: rounded(v) for n in ("pytorch", "least", "of_limit") if (v := getattr(result, n)) is not None}
+        return replace(result, problem=str(self.convolution), outputs="+".join(self.passes),
                        layout=self.convolution.layout, **numbers)  # fmt: skip
 
     def against(self, limits: Limits | None) -> Call:
@@ -182,14 +182,14 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
         except (ValueError, RuntimeError):
             return None
 
-    found = [known(call.device, call.convolution.dtype) for call in calls]
-    compared = [call.against(limits) for call, limits in zip(calls, found, strict=True)]
+    result = [known(call.device, call.convolution.dtype) for call in calls]
+    compared = [call.against(limits) for call, limits in zip(calls, result, strict=True)]
     beyond = {c.convolution.dtype for c in compared if c.device == "cpu" and (c.of_limit or 0) > BEYOND}
     if measure and beyond:
         for dtype in beyond:
             measure_limits(dtype)
         return limited(calls, measure=False)
-    return compared, [*dict.fromkeys(filter(None, found))]
+    return compared, [*dict.fromkeys(filter(None, result))]
 
 
 # ---- tables ------------------------------------------------------------------------------------------
@@ -279,11 +279,11 @@ class Trace(Drawn):
         """Equal calls together, the most expensive first."""
         if self._each:
             return together(self.records)
-        found = [
+        result = [
             replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=())
             for first, (count, seconds), latest in list(self._sums.values())
         ]
-        return sorted(found, key=lambda call: -call.total)
+        return sorted(result, key=lambda call: -call.total)
 
     @property
     def seconds(self) -> float:
@@ -370,13 +370,13 @@ class Usage(Trace):
 
 def together(calls: Sequence[Call]) -> list[Call]:
     """Return equal calls as one each, the most expensive first."""
-    found: dict[tuple[str, ...], list[Call]] = {}
+    result: dict[tuple[str, ...], list[Call]] = {}
     for call in calls:
-        found.setdefault((call.problem, call.outputs, call.backend, call.device), []).append(call)
+        result.setdefault((call.problem, call.outputs, call.backend, call.device), []).append(call)
     rows = [
         replace(some[0], calls=sum(c.calls for c in some), total=sum(c.total for c in some), copies=(),
                 milliseconds=median([c.milliseconds for c in some]))
-        for some in found.values()
+        for some in result.values()
     ]  # fmt: skip
     return sorted(rows, key=lambda call: -call.total)
 

@@ -57,7 +57,7 @@ def costs_of_rows(
         layout: also try each row in channels_last.
         stock: nothing was taken over.
     """
-    found: list[Cost] = []
+    result: list[Cost] = []
     lasts: list[tuple[int, float]] = []
     looked = 0
     for i, row in enumerate(rows):
@@ -74,15 +74,15 @@ def costs_of_rows(
         faster = {name: speed.value for name, speed in speedups.items() if speed.low > 1}
         if faster:
             best = max(faster, key=lambda name: faster[name])
-            found.append(_of_backend(i, row, best, seen, tune, stock))
+            result.append(_of_backend(i, row, best, seen, tune, stock))
     if lasts:
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
         remedy = "model.to(memory_format=torch.channels_last), and the inputs"
-        found.append(Cost("layout", said, remedy, sum(ms for _, ms in lasts), tuple(i for i, _ in lasts)))
-    found = [cost for cost in found if cost.milliseconds > _WORTH * whole]
+        result.append(Cost("layout", said, remedy, sum(ms for _, ms in lasts), tuple(i for i, _ in lasts)))
+    result = [cost for cost in result if cost.milliseconds > _WORTH * whole]
     share = sum(row.total for row in rows[:looked]) / (sum(row.total for row in rows) or 1)
     how = f"{looked} of {len(rows)} rows, {share:.0%} of the time in convolutions, were timed against other backends."
-    return found[:_MOST_LINES], how
+    return result[:_MOST_LINES], how
 
 
 def _of_backend(i: int, row: Call, best: str, seen: Comparison, tune: str, stock: bool) -> Cost:
@@ -126,17 +126,19 @@ def compared(
     def chosen(p: ConvProblem) -> tuple[Step, ...]:
         return choose(p, outputs, device, active())
 
-    ways = {CHOSEN: (problem, steps(backend) or chosen(problem))}
+    candidates = {CHOSEN: (problem, steps(backend) or chosen(problem))}
     for name, other in here.items():
-        found = steps(name) if other.candidate and name != backend else ()
-        if found and not (other.repeats_aten(problem, device) or first_look(other, problem, found[0].outputs, device)):
-            ways[name] = (problem, found)
+        result = steps(name) if other.candidate and name != backend else ()
+        if result and not (
+            other.repeats_aten(problem, device) or first_look(other, problem, result[0].outputs, device)
+        ):
+            candidates[name] = (problem, result)
     if layout and problem.ndim > 1 and not problem.channels_last:
         turned = problem.replace(memory_format=channels_last_of(problem.ndim))
-        ways[LAST] = (turned, chosen(turned))
+        candidates[LAST] = (turned, chosen(turned))
     try:
         with torch.no_grad():
-            calls = trials(ways, outputs, device)
+            calls = trials(candidates, outputs, device)
             once = {name: second_call(call, device) for name, call in calls.items()}
             most = min(_MOST_SECONDS, _HOPELESS * once[CHOSEN])
             calls = {name: call for name, call in calls.items() if once[name] <= most}

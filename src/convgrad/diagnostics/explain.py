@@ -81,8 +81,8 @@ def explain(
         kwargs |= {name: cast_to(dtype, kwargs[name])[0] for name in ("weight", "bias") if name in kwargs}
         call = ConvCall.of(*cast_to(dtype, what, *args[:2]), *args[2:], **kwargs)
         call, placements, transfers = part_of_call(call, (what, weight, bias), _given(outputs))
-        found = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
-        return replace(found, placements=placements, transfers=transfers)
+        result = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
+        return replace(result, placements=placements, transfers=transfers)
     if args or kwargs:
         raise TypeError(
             "explain: beside a problem there is only device=, outputs= and measure=; got "
@@ -137,8 +137,8 @@ def _explain_module(
         left = _left_to_matmul(problem, machine) if linear else ""
         named = problem.replace(name=names[0])
         wanted = outputs or called
-        found = explain_problem(named, wanted, machine, measure=measure, left=left, request=request)
-        layers.append(Layer(names, calls[0].kind, replace(found, placements=placements, transfers=transfers)))
+        result = explain_problem(named, wanted, machine, measure=measure, left=left, request=request)
+        layers.append(Layer(names, calls[0].kind, replace(result, placements=placements, transfers=transfers)))
     return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
 
 
@@ -194,8 +194,8 @@ def explain_problem(
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
             answers += _answers(problem, together, machine, runs, left, request or active())
-    found = Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype))
-    return measured(found) if measure else found
+    result = Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype))
+    return measured(result) if measure else result
 
 
 def _answers(
@@ -260,9 +260,9 @@ def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
         return {}
     aten = trace_aten(problem, device=machine)
     gradients = aten.gradient_backend.answer
-    found: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward})")
-    found[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function})"
-    return found
+    result: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward})")
+    result[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function})"
+    return result
 
 
 def _described_library(

@@ -223,8 +223,8 @@ class Explanation(Drawn):
 
     def _plain(self, row: Answer) -> dict[str, Any]:
         """A row, its numbers named with their units."""
-        found = asdict(row) | {"reasons": list(row.reasons), "fraction_of_limit": self.of_limit(row)}
-        return found | {"workspace_bytes": found.pop("workspace")}
+        result = asdict(row) | {"reasons": list(row.reasons), "fraction_of_limit": self.of_limit(row)}
+        return result | {"workspace_bytes": result.pop("workspace")}
 
 
 @dataclass(frozen=True)
@@ -273,11 +273,11 @@ class ModelExplanation(Drawn):
         Raises:
             ValueError: there is none; the message lists names.
         """
-        found = tuple(layer for layer in self.layers if layer.matches(pattern))
-        if not found:
+        result = tuple(layer for layer in self.layers if layer.matches(pattern))
+        if not result:
             names = ", ".join(layer.names[0] or layer.kind for layer in self.layers[:8])
             raise ValueError(f"no convolution of this model matches {pattern!r}; there are {names} ...")
-        return ModelExplanation(self.machine, found)
+        return ModelExplanation(self.machine, result)
 
     def _table(self) -> Table[Layer]:
         def best(layer: Layer) -> str:

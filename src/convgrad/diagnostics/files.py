@@ -68,8 +68,10 @@ def _call(line: Line, outputs: str, kernel: str = "", calls: str = "1", ms: str 
     if count < 1 or not 0 <= one < float("inf"):
         raise ValueError(f"{count} calls of {one} ms")
     backend, device = line["backend"], line.get("device") or "cpu"
-    found = Call(line["problem"], named, backend, kernel, "", device, line.get("reason") or "", one, count, one * count)
-    return found.normal(**more)
+    result = Call(
+        line["problem"], named, backend, kernel, "", device, line.get("reason") or "", one, count, one * count
+    )
+    return result.normal(**more)
 
 
 def _of_limit(text: str | None) -> float | None:

@@ -35,29 +35,29 @@ def measured(explanation: Explanation) -> Explanation:
 
 
 def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.device) -> tuple[Answer, ...]:
-    found = list(answers)
+    result = list(answers)
     for pass_ in PASSES:
-        ways: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
+        candidates: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
         for row in answers:
             if row.output == pass_ and (row.chosen or (row.by_aten and row.runs)):
                 backend = get_backend(row.backend)
                 if not reasons_against(backend, problem, (pass_,), device, requested=True):
-                    ways[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
-        if not ways:
+                    candidates[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
+        if not candidates:
             continue
-        calls = trials(ways, (pass_,), device)
+        calls = trials(candidates, (pass_,), device)
         seen = compare(calls, seconds=0.3, device=device, least_rounds=1)
         seconds = {name: seen.median(name) for name in calls}
         for i, row in enumerate(answers):
-            if row.output == pass_ and row.backend in ways:
+            if row.output == pass_ and row.backend in candidates:
                 runs = row.runs
                 if row.by_aten and device.type == "cpu":
                     with onednn_log() as take:
                         calls[row.backend]()
                         primitives = " + ".join(dict.fromkeys(take()))
                     runs += f": {primitives}" if primitives else ""
-                found[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
-    return tuple(found)
+                result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
+    return tuple(result)
 
 
 def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:

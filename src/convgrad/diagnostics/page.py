@@ -111,8 +111,10 @@ def _times(text: str) -> str:
     return re.sub(r"(\d)x(?: (\[[\d.]+), )?(?= |\.|,|:|$|\d)", _joined, text)
 
 
-def _joined(found: re.Match[str]) -> str:
-    return f"{found[1]}{_TIMES}\N{NO-BREAK SPACE}{found[2]},\N{NO-BREAK SPACE}" if found[2] else f"{found[1]}{_TIMES}"
+def _joined(result: re.Match[str]) -> str:
+    return (
+        f"{result[1]}{_TIMES}\N{NO-BREAK SPACE}{result[2]},\N{NO-BREAK SPACE}" if result[2] else f"{result[1]}{_TIMES}"
+    )
 
 
 def _breaks(name: str) -> str:

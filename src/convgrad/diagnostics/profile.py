@@ -162,10 +162,10 @@ class Profile:
             rows = [_call_data(row) for row in _list(data, "rows")]
             if before is not None:
                 read_as(_Before, {**before, "rows": [_call_data(row) for row in _list(before, "rows")]}, "before")
-            found = read_as(cls, {**data, "rows": rows}, "the data")
+            result = read_as(cls, {**data, "rows": rows}, "the data")
             read_as(tuple[Limits, ...], data.get("limits"), "limits")
-            _ = [row.work for row in found.rows], datetime.fromisoformat(found.made)  # they can be read
-            return found
+            _ = [row.work for row in result.rows], datetime.fromisoformat(result.made)  # they can be read
+            return result
         except (ValueError, TypeError) as error:
             raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
 
@@ -276,14 +276,14 @@ def changes(now: Profile) -> list[Change]:
         _by_direction([read_as(Call, _call_data(row), "a row") for row in now.before["rows"]]),
         _by_direction(now.rows),
     )
-    found = [Change(*key, before.get(key), after.get(key)) for key in {**before, **after}]
-    return sorted(found, key=lambda c: -abs(c.difference))
+    result = [Change(*key, before.get(key), after.get(key)) for key in {**before, **after}]
+    return sorted(result, key=lambda c: -abs(c.difference))
 
 
 def _by_direction(rows: Sequence[Call]) -> dict[tuple[str, str], float]:
     """(problem, direction) -> milliseconds. Two runs may split a backward differently, and name it otherwise."""
-    found: dict[tuple[str, str], float] = {}
+    result: dict[tuple[str, str], float] = {}
     for row in rows:
         key = (str(row.convolution.replace(name="", has_bias=False)), row.direction)
-        found[key] = found.get(key, 0.0) + row.total
-    return found
+        result[key] = result.get(key, 0.0) + row.total
+    return result

@@ -121,9 +121,9 @@ def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | st
     known = _stored(dtype, device)
     if known is not None:
         copy, product = max(copy, known.bytes_per_second), max(product, known.flops_per_second)
-    found = Limits(copy, product, short(arithmetic), f"measured on {where}: a 64 MB copy, the best matrix product")
-    _store(dtype, device, found)
-    return found
+    result = Limits(copy, product, short(arithmetic), f"measured on {where}: a 64 MB copy, the best matrix product")
+    _store(dtype, device, result)
+    return result
 
 
 def _arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -151,9 +151,9 @@ def _key(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _stored(dtype: torch.dtype, device: torch.device) -> Limits | None:
-    found = store.read("limits", _key(dtype, device))
-    return Limits(**found) if isinstance(found, dict) and found.keys() == Limits.__annotations__.keys() else None
+    result = store.read("limits", _key(dtype, device))
+    return Limits(**result) if isinstance(result, dict) and result.keys() == Limits.__annotations__.keys() else None
 
 
-def _store(dtype: torch.dtype, device: torch.device, found: Limits) -> None:
-    store.write("limits", _key(dtype, device), asdict(found))
+def _store(dtype: torch.dtype, device: torch.device, result: Limits) -> None:
+    store.write("limits", _key(dtype, device), asdict(result))

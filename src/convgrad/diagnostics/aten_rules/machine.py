@@ -122,18 +122,18 @@ class Machine:
             ValueError: this PyTorch has no such device.
         """
         device = torch.device("cpu" if device is None else device)
-        found: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 raise ValueError(
                     "no CUDA device is here; describe one instead, for example device='cuda sm_90 cudnn 9.10' or 'h100'"
                 )
-            found["miopen"] = torch.version.hip is not None
-            found["cudnn"] = None if found["miopen"] else torch.backends.cudnn.version()
-            found["capability"] = torch.cuda.get_device_capability(device)
-            found["label"] = torch.cuda.get_device_name(device)
+            known["miopen"] = torch.version.hip is not None
+            known["cudnn"] = None if known["miopen"] else torch.backends.cudnn.version()
+            known["capability"] = torch.cuda.get_device_capability(device)
+            known["label"] = torch.cuda.get_device_name(device)
         elif device.type == "cpu":
-            found["label"] = f"this CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+            known["label"] = f"this CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
         return cls(
             device_type=device.type,
             threads=torch.get_num_threads(),
@@ -148,7 +148,7 @@ class Machine:
             mkldnn_enabled=torch._C._get_mkldnn_enabled(),
             nnpack_enabled=torch._C._get_nnpack_enabled(),
             miopen_nhwc=os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") == "1",
-            **found,
+            **known,
         )
 
     @classmethod
@@ -166,16 +166,16 @@ class Machine:
             )
         if words in (["cpu"], ["here"]):
             return cls.here("cpu")
-        found: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         while words:
-            _read_words(words, found)
-        arch, kind = found.pop("arch", "x86"), found.get("device_type", "cpu")
+            _read_words(words, known)
+        arch, kind = known.pop("arch", "x86"), known.get("device_type", "cpu")
         assumed: tuple[str, ...] = ()
-        if kind == "cuda" and "miopen" not in found:
-            assumed = _with_libraries(found)
+        if kind == "cuda" and "miopen" not in known:
+            assumed = _with_libraries(known)
         elif kind == "cpu":
-            assumed = _with_instructions(found, arch)
-        return cls(label=text.strip(), assumed=assumed, **found)
+            assumed = _with_instructions(known, arch)
+        return cls(label=text.strip(), assumed=assumed, **known)
 
     @property
     def sheet(self) -> tuple[str, Sheet] | None:
@@ -221,8 +221,8 @@ class Sheet(NamedTuple):
 
 
 def _tflops(double: float, single: float, half: float, bf16: bool = True) -> dict[str, float]:
-    found = {"float64": double, "float32": single, "float16": half, "bfloat16": half}
-    return {dtype: value for dtype, value in found.items() if value and (bf16 or dtype != "bfloat16")}
+    known = {"float64": double, "float32": single, "float16": half, "bfloat16": half}
+    return {dtype: value for dtype, value in known.items() if value and (bf16 or dtype != "bfloat16")}
 
 
 #: GPUs by name.
@@ -302,30 +302,30 @@ def _words(text: str) -> list[str]:
     return re.sub(r"\b(?:rtx[ -]?)?([2-5]0[89]0)\b", r"rtx\1", text).split()
 
 
-def _read_words(words: list[str], found: dict[str, Any]) -> None:
+def _read_words(words: list[str], known: dict[str, Any]) -> None:
     """Take the first word, or it and the number (or the word after ``no``) that follows."""
     word = words.pop(0)
     following = words[0] if words else ""
     if word in ("no", "without") and following in _NEGATED:
-        found[_NEGATED[words.pop(0)]] = False
+        known[_NEGATED[words.pop(0)]] = False
     elif word in _NUMBERED and re.fullmatch(_NUMBERED[word], following):
         number = words.pop(0)
         if word == "torch":
-            found["torch_version"] = _minor(number)
+            known["torch_version"] = _minor(number)
         elif word == "threads":
-            found["threads"] = int(number)
+            known["threads"] = int(number)
         else:
-            found.update(_WORDS[word])
+            known.update(_WORDS[word])
         if word == "cudnn":
             major, minor, patch = ([int(n) for n in number.split(".")] + [0, 0])[:3]
-            found["cudnn"] = major * (10000 if major >= 9 else 1000) + minor * 100 + patch
+            known["cudnn"] = major * (10000 if major >= 9 else 1000) + minor * 100 + patch
     elif re.fullmatch(r"sm_?\d+a?", word):
         digits = re.sub(r"\D", "", word)
-        found.update(device_type="cuda", capability=(int(digits[:-1]), int(digits[-1])))
+        known.update(device_type="cuda", capability=(int(digits[:-1]), int(digits[-1])))
     elif re.fullmatch(r"gfx[0-9a-f]+", word):
-        found.update(_WORDS["rocm"])
+        known.update(_WORDS["rocm"])
     elif word in _WORDS:
-        found.update(_WORDS[word])
+        known.update(_WORDS[word])
     elif word in _NUMBERED:
         raise ValueError(f"device description: {word!r} is followed by a number, as in 'cpu threads 4 torch 2.12'")
     else:
@@ -344,29 +344,29 @@ def _unknown(word: str) -> str:
     )
 
 
-def _with_libraries(found: dict[str, Any]) -> tuple[str, ...]:
+def _with_libraries(known: dict[str, Any]) -> tuple[str, ...]:
     """Fill in what the description of an NVIDIA GPU left open, and say so."""
     assumed: list[str] = []
-    if "capability" not in found:
-        found["capability"] = (8, 0)
+    if "capability" not in known:
+        known["capability"] = (8, 0)
         assumed.append("compute capability 8.0")
-    if "cudnn" not in found:
-        version = found.get("torch_version", _minor(torch.__version__))
-        found["cudnn"] = _WHEEL_CUDNN.get(version, max(_WHEEL_CUDNN.values()))
-        if found.get("cudnn_enabled", True):
-            assumed.append(Machine(cudnn=found["cudnn"]).cudnn_text)
+    if "cudnn" not in known:
+        version = known.get("torch_version", _minor(torch.__version__))
+        known["cudnn"] = _WHEEL_CUDNN.get(version, max(_WHEEL_CUDNN.values()))
+        if known.get("cudnn_enabled", True):
+            assumed.append(Machine(cudnn=known["cudnn"]).cudnn_text)
     return tuple(assumed)
 
 
-def _with_instructions(found: dict[str, Any], arch: str) -> tuple[str, ...]:
+def _with_instructions(known: dict[str, Any], arch: str) -> tuple[str, ...]:
     """Fill in what the description of a CPU left open, and say so."""
-    threads = () if "threads" in found else ("4 threads",)
+    threads = () if "threads" in known else ("4 threads",)
     if arch == "x86":
-        found.setdefault("mkldnn_bf16", False)
+        known.setdefault("mkldnn_bf16", False)
         return threads
     if arch == "arm":
-        found["mkldnn_fp16"] = False
-        return threads if "mkldnn_bf16" in found else ("Arm BF16 instructions", *threads)
+        known["mkldnn_fp16"] = False
+        return threads if "mkldnn_bf16" in known else ("Arm BF16 instructions", *threads)
     # Apple and RISC-V builds come without oneDNN and with the Winograd kernel
-    found.update({"mkldnn": False, "nnpack": arch == "apple", **found, "winograd": True})
+    known.update({"mkldnn": False, "nnpack": arch == "apple", **known, "winograd": True})
     return ("built without oneDNN", *threads)
