@@ -60,6 +60,33 @@ def test_a_measurement_decides_and_is_remembered(monkeypatch):
     assert "quick" in str(convgrad.explain(P, outputs="forward")).split("measured once")[0]
 
 
+def test_what_bans_itself_at_its_first_call_is_not_remembered():
+    """A GPU's kernel, whose first result is checked on the device: what was timed afterwards was PyTorch's."""
+
+    class Banned(Fake):
+        checks_itself = True
+        wrong = False
+
+        def reasons_against(self, problem, outputs, device):
+            return ["its kernel is wrong"] if self.wrong else super().reasons_against(problem, outputs, device)
+
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def run(*operands):
+                self.wrong = True
+                self.changed()
+                return kernel(*operands)
+
+            return run
+
+    register(Banned("banned", 0.0))
+    with everything():
+        forward()
+    assert "banned" not in certainly_known().times
+    assert chosen()[0] == "aten"
+
+
 @pytest.mark.usefixtures("quick")
 def test_cudnn_benchmark_is_the_same_wish():
     forward()  # a plan under other flags
