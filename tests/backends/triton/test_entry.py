@@ -19,13 +19,23 @@ from convgrad.backends.triton import TritonBackend
 from convgrad.problem import ConvProblem
 
 CASES = Path(__file__).with_name("launched.py")
+TABLED = Path(__file__).with_name("tabled.py")
 HEADER = Path(sysconfig.get_paths()["include"], "Python.h")
 
 
 @pytest.mark.skipif(compiler() is None or not HEADER.exists(), reason="Triton's launcher cannot be compiled here")
 @pytest.mark.parametrize("selection", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_launched(selection: str) -> None:
-    command = [sys.executable, "-m", "pytest", str(CASES), "-m", selection, "-p", "no:cacheprovider"]
+    run(CASES, selection)
+
+
+@pytest.mark.skipif(compiler() is None or not HEADER.exists(), reason="Triton's launcher cannot be compiled here")
+def test_the_table_of_calls_launches() -> None:
+    run(TABLED, "not slow")
+
+
+def run(cases: Path, selection: str) -> None:
+    command = [sys.executable, "-m", "pytest", str(cases), "-m", selection, "-p", "no:cacheprovider"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
