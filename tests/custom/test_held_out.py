@@ -1,0 +1,18 @@
+"""Bugs of other kinds than those of `planted` are refused, too."""
+
+from __future__ import annotations
+
+import pytest
+
+import convgrad
+from convgrad import CheckError
+
+from .functions import WIDE
+from .held_out import BUGS
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_it_is_refused(name: str) -> None:
+    output, bug = BUGS[name]
+    with pytest.raises(CheckError):
+        convgrad.register("bug", **{output: bug.kernel, "accepts": bug.accepts, "dtypes": WIDE, **bug.options}, seconds=100)
