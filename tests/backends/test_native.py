@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from convgrad.backends import _native_library as library
-from convgrad.check import in_child
+from convgrad.check.fork import in_child
 from convgrad.problem import ConvProblem, Pass
 from convgrad.sizes import output_length
 

@@ -33,7 +33,7 @@ class Job(NamedTuple):
         from ..engine import measurements
 
         found = measurements.find(self.problem, self.outputs, device, fresh=True)
-        return found.count if found is not None and found.same else 0
+        return found.count if found is not None and found.same and found.complete else 0
 
 
 @command("tune", cls=BeforeAScript)

@@ -173,7 +173,10 @@ BUGS: dict[str, tuple[str, Bug]] = {
     "dilation with stride": ("forward", Bug(at(lambda p: max(p.dilation) > 1 < max(p.stride)))),
     "odd height": ("forward", Bug(at(lambda p: p.input_size[0] % 2 == 1 and p.stride == (2, 2)), square)),
     "one column": ("forward", Bug(at(lambda p: p.output_size[1] == 1))),
-    "bfloat16 only": ("forward", Bug(at(lambda p: p.dtype == torch.bfloat16), accepts, {"dtypes": (*WIDE, torch.bfloat16)})),
+    "bfloat16 only": (
+        "forward",
+        Bug(at(lambda p: p.dtype == torch.bfloat16), accepts, {"dtypes": (*WIDE, torch.bfloat16)}),
+    ),
     "second image": ("forward", Bug(lost(forward, lambda p: slice(1, 2)), square)),
     "groups with multipliers": ("forward", Bug(multiplier_from_the_first, grouped)),
     "depthwise multiplier": ("forward", Bug(at(lambda p: p.depthwise and p.out_channels > p.in_channels), grouped)),
@@ -227,4 +230,12 @@ BUGS: dict[str, tuple[str, Bug]] = {
         "grad_input",
         Bug(when(lambda g, w, p: p.channels_last and p.batch > 1, grad_input), depthwise),
     ),
+}
+
+#: Right kernels that accept as little.
+RIGHT: dict[str, tuple[Kernel, Callable[[ConvProblem], bool]]] = {
+    "square": (forward, square),
+    "grouped": (forward, grouped),
+    "sequence": (conv1d, sequence),
+    "volume": (conv3d, lambda p: p.ndim == 3 and p.symmetric and p.groups == 1),
 }
