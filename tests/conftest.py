@@ -54,8 +54,8 @@ def _as_before() -> Iterator[None]:
 @pytest.fixture
 def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is registered is checked on what is found soon: for tests of something else than the search."""
-    for name, most in (("_DRAWS", 200), ("_MOST_DRAWS", 1000), ("_CLIMBS", 10), ("_MIXTURES", 200)):
-        monkeypatch.setattr(f"convgrad.check.construction.{name}", most)
+    for name, most in (("_DRAWS", 200), ("_MOST_DRAWS", 1000)):
+        monkeypatch.setattr(f"convgrad.check.generator.{name}", most)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from .settings import measure
 
 if TYPE_CHECKING:
     from . import direct
-    from .custom import register, unregister
+    from .check import register, unregister
     from .diagnostics import explain, trace
     from .models import accelerate_, takeover
 
@@ -31,10 +31,10 @@ __all__ += functional.__all__
 _LATER = {
     "accelerate_": "models",
     "explain": "diagnostics",
-    "register": "custom",
+    "register": "check",
     "takeover": "models",
     "trace": "diagnostics",
-    "unregister": "custom",
+    "unregister": "check",
 }
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from convgrad.check import Lost, NoChild, fork, in_child
+from convgrad.check import fork
+from convgrad.check.fork import Lost, NoChild, in_child
 
 
 def test_what_it_sends() -> None:
@@ -116,7 +117,7 @@ def test_a_child_ends_with_a_parent_that_was_killed() -> None:
     """It holds no end of its own to read from, so that what it sends next fails, and that is said nowhere."""
     code = (
         "import itertools, os\n"
-        "from convgrad.check import in_child\n"
+        "from convgrad.check.fork import in_child\n"
         "for n in in_child(lambda send: [send(n) for n in itertools.count()], lambda: 60):\n"
         "    if n == 100: os.kill(os.getpid(), 9)\n"
     )

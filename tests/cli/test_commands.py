@@ -357,7 +357,7 @@ def test_a_script_of_kernels_that_raises_shows_its_own_frames(capsys, tmp_path) 
         got, printed, error = call(capsys, "--kernels", str(script), "info")
         assert (got, printed) == (status, "")
         assert words in " ".join(error.split())
-        assert "convgrad/custom" not in error
+        assert "convgrad/check" not in error
         assert "runpy" not in error
         assert ('mine.py", line' in error.replace("\n", "")) == (status == 2)
 

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from convgrad import custom
-from convgrad.check import child
+from convgrad.check import child, registration
 from convgrad.engine import measurer
 from convgrad.models import usage
 
@@ -22,7 +21,7 @@ pytestmark = [
 
 
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "of a registration": lambda: custom._lock,
+    "of a registration": lambda: registration._lock,
     "of an observer": lambda: usage._adding,
     "of the environment": lambda: child._one_at_a_time,
     "of measuring": lambda: measurer._state.lock,

@@ -1,15 +1,15 @@
-"""The conformance suite: is a backend right, for this problem, in every respect that the engine relies on?"""
+"""Is a kernel right: register one, the conformance suite, its problems, operands, bounds and guards, and the report."""
 
 from __future__ import annotations
 
 from .aten_search import search_aten
-from .construction import construct
-from .covering import cost, is_large
+from .conformance import check_backend, problems_for
 from .first_look import first_look, shrunk
-from .fork import Lost, NoChild, in_child, why_not_in_child
-from .problems import default_problems, real_layers
-from .properties import PROPERTIES
-from .property_check import calls_with
+from .loading import foreign_frames, load_kernels
+from .modules import problem_of_module
+from .problems import default_problems
+from .properties import PROPERTIES, STRESS
+from .registration import Registration, register, unregister
 from .report import CheckReport, CheckResult
-from .stress import STRESS
+from .strategy import problems
 from .suite import accepts, check_problem, outputs_of

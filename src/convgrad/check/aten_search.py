@@ -17,8 +17,8 @@ from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 from .bounds import error_bound, reduction_length
 from .child import POISON, Child
 from .first_look import fewer_groups
+from .generator import random_problems
 from .operands import integer_operands, magnitude, reference
-from .problems import random_problems
 
 _CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def _avoided(p: ConvProblem, pass_: Pass) -> bool:
 
 
 def _wrong(child: Child, p: ConvProblem, pass_: Pass, seed: int = 0) -> str:
-    """What goes wrong, as the end of "PyTorch's kernel is wrong here: ..."; empty where nothing does."""
+    """Return the end of "PyTorch's kernel is wrong here: ..."; empty if it is right."""
     found, death = child.ask({"problem": str(p), "output": pass_, "seed": seed})
     if death.startswith("the process ended"):  # an error of the comparison itself: what PyTorch raises is an answer
         return ""
@@ -71,7 +71,7 @@ def _wrong(child: Child, p: ConvProblem, pass_: Pass, seed: int = 0) -> str:
 
 
 def _shrunk(child: Child, p: ConvProblem, pass_: Pass, until: float) -> ConvProblem:
-    """Fewer images and channels, as long as it stays wrong."""
+    """Return the problem with fewer images and channels, as long as it stays wrong."""
     for change in (
         lambda p: p.replace(batch=1),
         lambda p: fewer_groups(p, 2),
@@ -87,7 +87,7 @@ def _shrunk(child: Child, p: ConvProblem, pass_: Pass, until: float) -> ConvProb
 
 
 def _upstream_command(p: ConvProblem, output: Output) -> str:
-    """A shell command that shows a wrong result with PyTorch alone, in memory that glibc has filled."""
+    """Return a shell command that shows a wrong result with PyTorch alone, in memory that glibc has filled."""
     rest = ", ".join(str(list(a) if isinstance(a, tuple) else a) for a in statable_arguments(p))
     layout = f".to(memory_format={p.memory_format})" if p.channels_last else ""
     shapes = {"x": p.input_shape, "w": p.weight_shape, "g": p.output_shape}
@@ -109,15 +109,15 @@ def _upstream_command(p: ConvProblem, output: Output) -> str:
 
 
 def _laid_out(t: Tensor, p: ConvProblem) -> Tensor:
-    """A copy with the strides that a layer's tensors have, in dimensions of size 1 too."""
+    """Return a copy with the strides that a layer's tensors have, in dimensions of size 1 too."""
     strides = usual_strides(t.shape, p.channels_last)
     return torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: compute one pass with PyTorch's kernels, and compare it with the reference.
+    """Compute one pass with PyTorch's kernels, and compare it with the reference, in the child.
 
-    What comes out is right, wrong by how much, or refused; where the process dies, `Child.ask` says how.
+    The result is right, wrong by how much, or refused; if the process dies, `Child.ask` says how.
 
     Args:
         request: ``problem``, ``output`` and ``seed``; ``raw``: without `aten`'s cures;

@@ -24,12 +24,12 @@ _TRANSFORM_NORM = 9
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the distance from 1 to the next larger number."""
+    """Return half the distance from 1 to the next larger number."""
     return torch.finfo(dtype).eps / 2
 
 
 def reduction_length(problem: ConvProblem, pass_: Pass) -> int:
-    """The largest number of products that one element of a pass sums.
+    """Return the largest number of products that one element of a pass sums.
 
     Equivalent to:
         >>> p = ConvProblem.parse("mb2ic8ih6oc4kh3")
@@ -44,7 +44,7 @@ def reduction_length(problem: ConvProblem, pass_: Pass) -> int:
 
 
 def error_bound(arithmetic: Arithmetic, dtype: torch.dtype, length: int, exact: Tensor, magnitude: Tensor) -> Tensor:
-    """How far from ``exact`` each element may be.
+    """Return how far from ``exact`` each element may be.
 
     Args:
         arithmetic: what the backend declares.
@@ -56,13 +56,13 @@ def error_bound(arithmetic: Arithmetic, dtype: torch.dtype, length: int, exact: 
     Shape:
         - exact, magnitude and the bound: any, the same
     """
-    if not (dtype.is_floating_point or dtype.is_complex):  # exact, or too large, and then nobody says what it is
+    if not (dtype.is_floating_point or dtype.is_complex):  # exact, or too large, and then undefined
         return torch.zeros_like(magnitude).masked_fill_(magnitude > torch.iinfo(dtype).max, float("inf"))
     store = unit_roundoff(dtype)
     if arithmetic == "low-precision accumulation":
         u = store
     elif store == unit_roundoff(torch.float64):
-        u = 2 * store  # ours and the reference's
+        u = 2 * store  # the backend's and the reference's
     elif store == unit_roundoff(torch.float32) and arithmetic != "tf32":
         u = store
     else:

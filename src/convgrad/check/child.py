@@ -1,8 +1,8 @@
-"""A process of its own for each check that may not come back, with poisoned memory.
+"""A spawned process with poisoned memory, for checks that may not come back.
 
-A kernel that reads uninitialized memory is right as long as that happens to be zero. So the C library of the
-child fills what it hands out: every tensor, and every buffer inside of PyTorch's libraries, begins with large numbers
-(about 8e37 in float32 and bfloat16, 5e303 in float64, NaN in float16). A child that dies is an answer.
+A kernel that reads uninitialized memory is right as long as that memory happens to be zero. Here the C library fills
+what it hands out: every tensor, and every buffer inside PyTorch's libraries, begins with large numbers (about 8e37 in
+float32 and bfloat16, 5e303 in float64, NaN in float16). A child that dies is an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
-from unittest.mock import patch
 
 from .._compat import lock_over_forks
 
@@ -25,7 +24,7 @@ _one_at_a_time = lock_over_forks()  # a process has one environment
 
 
 def poisoned_environment() -> dict[str, str]:
-    """This process's environment, with the variables by which C libraries poison memory."""
+    """Return this process's environment with the variables by which C libraries poison memory."""
     glibc = {"MALLOC_PERTURB_": str(POISON), "GLIBC_TUNABLES": f"glibc.malloc.perturb={POISON}"}
     apple = {"MallocPreScribble": "1", "MallocScribble": "1"}
     path = os.pathsep.join(p for p in sys.path if p)
@@ -36,8 +35,8 @@ class Child:
     """A child process that answers requests; it is started when first needed, and again when it has died.
 
     Args:
-        answer: the function of a request, at the top of a module; what it prints is not shown.
-        environment: its variables beside this process's; else `poisoned_environment`.
+        answer: a function of the request, at the top of a module; what it prints is not shown.
+        environment: variables beside this process's; else `poisoned_environment`.
     """
 
     def __init__(self, answer: Callable[[Any], Any], environment: dict[str, str] | None = None) -> None:
@@ -46,7 +45,7 @@ class Child:
         self._running: tuple[Any, Connection] | None = None
 
     def ask(self, request: Any, seconds: float = 60.0) -> tuple[Any, str]:
-        """The answer, and how the child died where it did (the answer is None then).
+        """Return the answer; or None, and how the child died.
 
         Args:
             seconds: how long the answer may take.
@@ -60,15 +59,22 @@ class Child:
             death = f"no answer in {seconds:.3g} s"
         except (EOFError, OSError):
             process.join()
-            death = _death(process.exitcode)
+            status = process.exitcode
+            death = f"the process {f'died ({signal.Signals(-status).name})' if status < 0 else f'ended with {status}'}"
         self.close()
         return None, death
 
     def _started(self) -> tuple[Any, Connection]:
         pipe, its_own = _spawned.Pipe()
         process = _spawned.Process(target=_serve, args=(self._answer, its_own), daemon=True)
-        with _one_at_a_time, patch.dict(os.environ, self._environment):
-            process.start()
+        with _one_at_a_time:
+            before = os.environ.copy()
+            os.environ.update(self._environment)
+            try:
+                process.start()
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
         its_own.close()
         return process, pipe
 
@@ -87,12 +93,8 @@ class Child:
         self.close()
 
 
-def _death(status: int) -> str:
-    return f"the process died ({signal.Signals(-status).name})" if status < 0 else f"the process ended with {status}"
-
-
 def _serve(answer: Callable[[Any], Any], pipe: Connection) -> None:
-    """In the child: answer request after request, quietly; Ctrl-C is the parent's, who ends the child."""
+    """Answer request after request in the child, quietly; Ctrl-C is left to the parent, which ends the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

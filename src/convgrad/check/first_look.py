@@ -1,4 +1,4 @@
-"""What the engine asks before it times a backend for the first time: is it right for this problem?"""
+"""A first check of a backend, before the engine times it: is it right for this problem?"""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..problem import ConvProblem, Outputs
 from .problems import changed
 from .property_check import Failed, PropertyCheck, Skipped, described
 
-#: The reference takes its time: training waits, so a large problem is looked at in a smaller one of its kind, and as
-#: small as the backend takes one.
+#: Training waits for the reference: instead of a large problem a smaller one of its kind is checked, as small as the
+#: backend takes one.
 _FLOPS = 300_000
 _MOST_FLOPS = 100_000_000
 
 
 def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
-    """What is wrong with these outputs, computed in one call; empty where nothing is.
+    """Return what is wrong with these outputs, computed in one call; empty if nothing is.
 
     Integers must be exact, real numbers within the bound; the other properties are the conformance suite's.
 
@@ -66,7 +66,7 @@ def _wrong(check: PropertyCheck, outputs: Outputs) -> str:
 def shrunk(
     problem: ConvProblem, most_flops: int, accepts: Callable[[ConvProblem], bool] = lambda p: True
 ) -> ConvProblem:
-    """A problem of at most about ``most_flops``, with the same kernel, stride, dilation, border and kind of groups.
+    """Return a problem of at most about ``most_flops``, with equal kernel, stride, dilation, border and kind of groups.
 
     First a smaller batch, then fewer groups, fewer channels in each, and fewer rows; what cannot be reduced stays. Each
     size keeps its remainder modulo the stride, so that rows that no kernel reads are still there.
@@ -90,7 +90,7 @@ def _batch(p: ConvProblem, most: int) -> ConvProblem:
 
 
 def fewer_groups(p: ConvProblem, most: int) -> ConvProblem:
-    """At most ``most`` groups of the same size."""
+    """Return the problem with at most ``most`` groups of the same size."""
     n = min(p.groups, most)
     return p.replace(groups=n, in_channels=p.in_channels // p.groups * n, out_channels=p.out_channels // p.groups * n)
 
@@ -101,7 +101,7 @@ def _channels(p: ConvProblem, most: int) -> ConvProblem:
 
 
 def _rows(p: ConvProblem, rows: int) -> ConvProblem:
-    """At most ``rows`` output positions in each dimension, the input cut by as many strides."""
+    """Return the problem with at most ``rows`` output positions in each dimension."""
     sizes = []
     for i, out in enumerate(p.output_size):
         cut = min(max(0, out - rows), max(0, (p.input_size[i] - 1) // p.stride[i]))

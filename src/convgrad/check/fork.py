@@ -1,10 +1,9 @@
-"""Work in a process of its own, so that a crash or a hang of what it calls is a finding and not the end.
+"""Work in a forked process, where a crash or a hang of the kernel is a result and not the end.
 
-The child is a fork: it has every function, closure and library that the parent has, and nothing needs to be sent to it.
-Three things make that safe. The child works in a new thread: GNU OpenMP keeps a team of threads for each thread that
-starts parallel regions, and the team of the forked thread is gone, so that the first parallel region in that thread
-would wait for ever. Functions of ``torch.compile`` are compiled without a pool of threads, for the same reason. And the
-child is one of `multiprocessing`, which flushes nothing of the parent's a second time.
+The child is a fork: it has every function, closure and library of its parent, and nothing needs to be sent to it. Three
+things make that safe. It works in a new thread: GNU OpenMP keeps a team of threads for each thread that starts parallel
+regions, and the team of the forked thread is gone. Functions of ``torch.compile`` are compiled without a pool of
+threads, for the same reason. And it is a child of `multiprocessing`, which flushes nothing of its parent's again.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from .._compat import compile_in_this_thread
 from .child import POISON
 
 Send = Callable[[Any], None]
-
-
 #: M_PERTURB of malloc.h.
 _PERTURB = -6
 #: How often, and for how many seconds, a child may try to compute anything at all.
@@ -43,26 +40,26 @@ _ATTEMPTS, _START = 3, 20.0
 
 
 class NoChild(Exception):  # noqa: N818 (an outcome)
-    """A child of this process cannot compute; in words."""
+    """No child of this process can compute, for this reason."""
 
 
 class Lost(Exception):  # noqa: N818 (an outcome)
-    """The child crashed or was silent for too long; in words."""
+    """The child crashed or was silent for too long; the message says which."""
 
 
 def why_not_in_child() -> str:
-    """Why there is no child here; empty if there is."""
+    """Return why there is no child here; empty if there is."""
     if not hasattr(os, "fork") or sys.platform == "darwin":  # Apple's libraries do not survive it
         return f"there is no fork on {sys.platform}"
     return "a daemonic process has no children" if multiprocessing.current_process().daemon else ""
 
 
 def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> Generator[Any, None, None]:
-    """What ``work`` sends, from a forked child.
+    """Yield what ``work`` sends from a forked child.
 
     Args:
         work: called with a function that sends any object that pickles, from any thread.
-        patience: how many seconds the child may be silent from now on, asked before every message.
+        patience: returns how many seconds the child may be silent from now on.
 
     Raises:
         Lost: the child ended before its work did, was silent for too long, or raised what is no ``Exception``.
@@ -74,15 +71,21 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
             while True:
                 wait = patience()
                 if not receiver.poll(wait):
-                    where = _stack(child, trace)
+                    if child.pid is not None:
+                        os.kill(child.pid, signal.SIGUSR1)  # which writes its stack
+                    end = time.monotonic() + 1
+                    while not (where := _where(trace)) and time.monotonic() < end:
+                        time.sleep(0.05)
                     raise Lost(f"did not return in {wait:.3g} s{where}: it hangs, or is too slow for this check")
                 try:
                     kind, message = receiver.recv()
                 except EOFError:
                     child.join()
-                    if child.exitcode == -signal.SIGTERM:  # numba's answer to a fork after it has used GNU OpenMP
+                    status = child.exitcode or 0
+                    if status == -signal.SIGTERM:  # numba's answer to a fork after it has used GNU OpenMP
                         raise NoChild("a library that it calls does not run in a fork of this process") from None
-                    raise Lost(_how(child.exitcode or 0, trace)) from None
+                    how = f"crashed with {signal.Signals(-status).name}" if status < 0 else ""
+                    raise Lost((how or f"ended the process with status {status}") + _where(trace)) from None
                 if kind == "end":
                     return
                 if kind == "left":
@@ -95,7 +98,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
 
 
 def _started(work: Callable[[Send], object], trace: IO[str]) -> tuple[Connection, BaseProcess]:
-    """A child that computes: one that inherits a lock in the hands of a thread that is not there is replaced."""
+    """Return a child that computes; one that inherits a lock of a thread that is gone is replaced."""
     forked = multiprocessing.get_context("fork")
     for _ in range(_ATTEMPTS):
         receiver, sender = forked.Pipe(duplex=False)
@@ -121,7 +124,7 @@ def _end(receiver: Connection, child: BaseProcess) -> None:
 def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: Connection, trace: IO[str]) -> None:
     receiver.close()  # the parent's: while it is open here too, sending to a parent that was killed waits for ever
     with contextlib.suppress(ValueError, OSError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends the child
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends the child
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -131,12 +134,11 @@ def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: 
     faulthandler.enable(trace, all_threads=False)
     faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
     warnings.simplefilter("ignore")
+    lock = threading.Lock()
 
     def send(message: Any) -> None:
-        with one_at_a_time:
+        with lock:
             sender.send(("message", message))
-
-    one_at_a_time = threading.Lock()
 
     def run() -> None:
         try:
@@ -146,7 +148,7 @@ def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: 
             sender.send(("ready", None))
             work(send)
             sender.send(("end", None))
-        except Exception:  # whatever a kernel raises was caught before
+        except Exception:  # of this library: what a kernel raises was caught before
             with contextlib.suppress(BrokenPipeError):  # the parent was killed
                 sender.send(("error", traceback.format_exc()))
         except BaseException as error:  # Ctrl-C is ignored here: only what is called can raise such a thing
@@ -157,25 +159,8 @@ def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: 
     thread.join()
 
 
-def _how(status: int, trace: IO[str]) -> str:
-    """A crash in words, with the line of Python that it happened in."""
-    how = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"ended the process with status {status}"
-    return how + _where(trace)
-
-
-def _stack(child: BaseProcess, trace: IO[str]) -> str:
-    """The line of Python at which a child is."""
-    if child.pid is not None:
-        os.kill(child.pid, signal.SIGUSR1)
-    for _ in range(20):
-        time.sleep(0.05)
-        if where := _where(trace):
-            return where
-    return ""
-
-
 def _where(trace: IO[str]) -> str:
-    """The innermost line of a traceback that is not in a library's code."""
+    """Return the innermost line of a stack of Python that is not in a library's code."""
     trace.seek(0)
     lines = re.findall(r'File "(.*)", line (\d+) in ', trace.read())
     inner = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))

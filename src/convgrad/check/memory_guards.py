@@ -1,4 +1,4 @@
-"""Watching what a backend does with memory: what it leaves unwritten, oversteps and keeps."""
+"""Guards around memory: they show what a backend leaves unwritten, oversteps and keeps."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _EMPTY = {
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 }
-#: Elements in front of and behind a guarded tensor: a multiple of every vector and cache line.
+#: Elements before and after a guarded tensor: a multiple of every vector and cache line.
 _MARGIN = 64
 
 
 def poison_(tensor: Tensor) -> Tensor:
-    """Fill with what shows up in any sum: NaN, or the largest integer."""
+    """Fill a tensor with what shows up in any sum: NaN, or the largest integer."""
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.fill_(float("nan"))
     return tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
-    """The elements as bytes, in the order of their indices.
+    """Return the elements as bytes, in the order of their indices.
 
     Shape:
         - result: [elements * itemsize], uint8
@@ -57,7 +57,7 @@ class Guarded:
         self.tensor = self._whole.as_strided(shape, strides, start)
 
     def bytes(self) -> Tensor:
-        """A copy of every byte, margins included."""
+        """Return a copy of every byte, margins included."""
         return self._whole.view(torch.uint8).clone()
 
     def overstepped(self) -> bool:
@@ -68,18 +68,18 @@ class Guarded:
 
 
 def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
-    """A copy with the same strides, ``shift`` elements off an aligned start."""
+    """Return a copy with the same strides, ``shift`` elements off an aligned start."""
     guard = Guarded(tensor.shape, tensor.stride(), tensor, shift)
     guard.tensor.copy_(tensor)
     return guard
 
 
 def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """A copy with the same strides between two pages that may not be touched: a read or a write there is a crash.
+    """Return a copy with the same strides between two closed pages: a read or a write there is a crash.
 
     Args:
         tensor: on the CPU.
-        at_end: whether its last byte lies in front of such a page; else its first byte lies behind one.
+        at_end: whether such a page follows its last byte; else one precedes its first byte.
 
     Raises:
         NotImplementedError: this system has no mprotect.
@@ -103,7 +103,7 @@ def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
 class Poison(DispatchMode):
     """Every tensor that is allocated without being filled is poisoned, between guarded margins.
 
-    One without elements is left alone: as in ``out=torch.empty(0)``, who fills it resizes it first.
+    A tensor without elements is left alone: as in ``out=torch.empty(0)``, it is resized before it is filled.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Poison(DispatchMode):
         self._guards: list[Guarded] = []
 
     def overstepped(self) -> bool:
-        """Whether anything wrote in front of or behind a tensor that it had allocated."""
+        """Whether anything wrote before or after a tensor that it had allocated."""
         return any(guard.overstepped() for guard in self._guards)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -123,7 +123,7 @@ class Poison(DispatchMode):
 
 
 class PeakMemory(DispatchMode):
-    """The most bytes that were allocated at one time, as PyTorch's operators see it."""
+    """Records the most bytes that PyTorch's operators had allocated at one time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,14 +132,14 @@ class PeakMemory(DispatchMode):
         self._known: set[int] = set()
 
     def ignore(self, *tensors: Tensor) -> None:
-        """Tensors that were there before."""
+        """Do not count tensors that were there before."""
         self._known.update(t.untyped_storage()._cdata for t in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         for tensor in tree_leaves(result):
-            # oneDNN's own tensors have no storage to ask, those on the meta device have none at all
+            # oneDNN's own tensors and those on the meta device have no storage
             if isinstance(tensor, Tensor) and not tensor.is_mkldnn and not tensor.is_meta:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._known:

@@ -1,6 +1,6 @@
 """Operands to check a backend with: integers that every order of summation gets exactly, and real numbers.
 
-They lie in the problem's memory format, on the CPU.
+They are in the problem's memory format, on the CPU.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _REFERENCE = ReferenceBackend()
 
 
 def reference(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
-    """The pass in 64 bits, not rounded to the problem's dtype, on the CPU."""
+    """Return the pass in 64 bits, not rounded to the problem's dtype, on the CPU."""
     wide = wide_dtype(problem.dtype)
     a, b = (operands[slot].cpu().to(wide) for slot in OPERANDS[pass_])
     return _REFERENCE.bind(problem.replace(dtype=wide, memory_format=torch.contiguous_format), (pass_,))(a, b)
 
 
 def magnitude(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
-    """The pass of the absolute values: a bound on every partial sum, in float64."""
+    """Return the pass of the absolute values in float64, a bound on every partial sum."""
     absolute: Operands = {slot: _absolute(t) for slot, t in operands.items()}
     return reference(problem.replace(dtype=torch.float64), pass_, absolute)
 
@@ -44,21 +44,18 @@ def _absolute(tensor: Tensor) -> Tensor:
 
 @lru_cache(64)
 def structural(problem: ConvProblem, pass_: Pass) -> Tensor:
-    """Which elements of the result read anything but padding."""
+    """Return which elements of the result read anything but padding."""
     ones: Operands = {
         slot: torch.ones(problem.shape_of(slot), dtype=torch.float64, device="cpu") for slot in OPERANDS[pass_]
     }
     return reference(problem.replace(dtype=torch.float64), pass_, ones) != 0
 
 
-def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int, *, certain: bool = True) -> Operands:
-    """Small integers whose every partial sum, in any order and in any of the passes, is exact in the problem's dtype.
+def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+    """Return small integers of which every partial sum, in any order and any of the passes, is exact in the dtype.
 
     Exact means at most 2**p in magnitude, p being the bits of the significand. Long sums of a narrow dtype need zeros
     among the operands; their number is chosen so that the results are still mostly not zero.
-
-    Args:
-        certain: look at every sum, which costs as much as the pass; else long sums of a narrow dtype are likely exact.
     """
     # Half of what is exact, which leaves room for a bias.
     limit = exact_limit(problem.dtype) // 2
@@ -68,7 +65,7 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int, *,
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
         operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in slots_of(passes)}
-        if not certain or length * largest**2 <= limit:
+        if length * largest**2 <= limit:
             return operands
         worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
         if worst <= limit:
@@ -77,7 +74,7 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int, *,
 
 
 def surely_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
-    """Whether the largest elements alone, with no look at the sums, say that every partial sum of integers is exact."""
+    """Whether the largest elements alone show that every partial sum of integers is exact."""
     a, b = (float(_absolute(operands[slot]).amax()) for slot in OPERANDS[pass_])
     return reduction_length(problem, pass_) * a * b <= exact_limit(problem.dtype)
 
@@ -89,7 +86,7 @@ def exact_limit(dtype: torch.dtype) -> int:
 
 
 def slots_of(passes: Sequence[Pass]) -> list[Slot]:
-    """The slots that passes read, in the order in which operands are made."""
+    """Return the slots that passes read, in the order in which operands are made."""
     wanted = {slot for q in passes for slot in OPERANDS[q]}
     order: tuple[Slot, ...] = ("input", "weight", "grad_output")
     return [slot for slot in order if slot in wanted]
@@ -109,13 +106,12 @@ def _integers(problem: ConvProblem, slot: Slot, largest: int, density: float, ge
     return values.to(dtype).contiguous(memory_format=problem.memory_format)
 
 
-#: Gradients and weights are often tiny, activations sometimes large: what the real numbers of a slot are multiplied by,
-#: where the dtype has the range of float32.
+#: Factors of real numbers, if the dtype has the range of float32: gradients and weights are often tiny.
 _SCALE: dict[Slot, float] = {"input": 2.0**30, "weight": 2.0**-30, "grad_output": 2.0**-30}
 
 
 def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
-    """Normally distributed numbers of different sizes, rounded to the problem's dtype."""
+    """Return normally distributed numbers of different sizes, rounded to the problem's dtype."""
     generator = torch.Generator("cpu").manual_seed(seed)
     wide = torch.complex128 if problem.dtype.is_complex else torch.float64
     narrow = torch.finfo(problem.dtype).max < 1e30
@@ -126,3 +122,15 @@ def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Op
         .contiguous(memory_format=problem.memory_format)
         for slot in slots_of(passes)
     }
+
+
+def index_of(place: int, shape: Sequence[int]) -> list[int]:
+    """Return the index of an element from its place among all.
+
+    `torch.unravel_index` does the same, and imports sympy for it.
+    """
+    index = []
+    for size in reversed(shape):
+        index.insert(0, place % size)
+        place = place // size
+    return index

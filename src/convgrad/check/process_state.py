@@ -1,4 +1,4 @@
-"""What a kernel shares with the program that calls it: PyTorch's settings, which it has to leave as they are."""
+"""PyTorch's settings, which a kernel shares with the program that calls it and has to leave as they are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _set_matmul_precision(both: tuple[str, str]) -> None:
     _cuda.matmul.fp32_precision, _mkldnn.matmul.fp32_precision = both
 
 
-#: How each is read and set.
+#: The functions that read and set each one.
 _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -47,7 +47,7 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
 
 
 def settings(*, random: bool) -> dict[str, Any]:
-    """Their values now.
+    """Return the values of the settings.
 
     Args:
         random: also the state of random numbers.
@@ -56,7 +56,7 @@ def settings(*, random: bool) -> dict[str, Any]:
 
 
 def restore(before: dict[str, Any]) -> list[str]:
-    """Set what is no longer as it was before, and name it."""
+    """Set what is no longer as it was before, and return its names."""
     changed = [name for name, value in before.items() if _SETTINGS[name][0]() != value]
     for name in changed:
         _SETTINGS[name][1](before[name])

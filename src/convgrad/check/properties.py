@@ -1,4 +1,4 @@
-"""What it means that a backend is right: one function for each property, all of them listed in `PROPERTIES`.
+"""The properties of a right backend, one function for each.
 
 A property takes a `PropertyCheck` and yields each error that it found, with the one allowed. It raises `Failed`,
 `Differs` or `Skipped`.
@@ -6,8 +6,12 @@ A property takes a `PropertyCheck` and yields each error that it found, with the
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import Any, Final
 
 import torch
@@ -16,11 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import channels_last_of
 from ..problem import OPERANDS, PASSES, Pass, Slot
-from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
-from .operands import Operands, reference
+from .memory_guards import PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes
+from .operands import Operands, index_of, reference, slots_of
 from .process_state import restore, settings
 from .property_check import Failed, PropertyCheck, Skipped
-from .samples import index_of
+
+_THREADS, _ROUNDS = 4, 3
 
 Found = Iterator[tuple[float, float]]
 Property = Callable[[PropertyCheck], Found]
@@ -69,7 +74,7 @@ def memory(check: PropertyCheck) -> Found:
     without = torch.inference_mode if check.output == "forward" else torch.no_grad
     modes = (torch.enable_grad, "in poisoned memory"), (without, f"with operands off alignment, in {without.__name__}")
     for shift, (mode, where) in enumerate(modes):
-        with mode():
+        with mode(), check.parallel():
             result = _guarded(check, operands, check.run, shift)
         yield check.compare(result, operands, where=where)
 
@@ -102,7 +107,7 @@ def _guarded(check: PropertyCheck, operands: Operands, run: Callable[[Operands],
 
 
 def _header(tensor: Tensor) -> tuple[Any, ...]:
-    """What shows that a tensor was resized, or written and put back (autograd counts writes)."""
+    """Return what shows that a tensor was resized, or written and put back (autograd counts writes)."""
     return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 
@@ -119,7 +124,7 @@ def layouts(check: PropertyCheck) -> Found:
 
 
 def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
-    """The same values in other places, and those of which PyTorch keeps the negative or the conjugate."""
+    """Yield the same values at other places; ``lazy``: also those that PyTorch negates or conjugates later."""
     yield "contiguous", tensor.contiguous()
     if tensor.dim() > 3:
         yield "channels_last", tensor.contiguous(memory_format=channels_last_of(tensor.dim() - 2))
@@ -135,7 +140,7 @@ def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _expanded(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Strides of zero, as the gradients of sums have."""
+    """Yield tensors with strides of zero, as the gradients of sums have."""
     yield "expanded over dimension 0", tensor[:1].expand_as(tensor)
     yield "expanded from one element", tensor.new_ones([1] * tensor.dim()).expand_as(tensor)
 
@@ -176,7 +181,7 @@ def sweeps(check: PropertyCheck) -> Found:
 
 
 def deterministic(check: PropertyCheck) -> Found:
-    """The same operands give the same bits, every time."""
+    """Equal operands give the same bits, every time."""
     if not check.backend.deterministic:
         raise Skipped("it does not declare to repeat its bits")
     floating = check.problem.dtype.is_floating_point or check.problem.dtype.is_complex
@@ -190,12 +195,11 @@ def deterministic(check: PropertyCheck) -> Found:
 
 
 def _same_bits(a: Tensor, b: Tensor, what: str) -> None:
-    differing = int((raw_bytes(a) != raw_bytes(b)).sum())
-    if differing:
+    if differing := int((raw_bytes(a) != raw_bytes(b)).sum()):
         raise Failed(f"{what} gave other bits than the first one in {differing} bytes", differing)
 
 
-#: The operand that a NaN goes into: the one that is read with a border, so that exactly its readers become NaN.
+#: The operand that a NaN is put into: the one that is read with a border, so that exactly its readers become NaN.
 _SPOILED: Final[dict[Pass, Slot]] = {"forward": "input", "grad_input": "grad_output", "grad_weight": "input"}
 
 
@@ -261,7 +265,58 @@ def workspace(check: PropertyCheck) -> Found:
         yield used, allowed
 
 
+def pages(check: PropertyCheck) -> Found:
+    """It reads nothing before the start and after the end of its operands: the pages there are closed."""
+    if check.device.type != "cpu":
+        raise Skipped("only pages of the CPU's memory can be closed")
+    for how, passes, run in check.variants():
+        operands, slots = check.integers(*passes), slots_of(passes)
+        for at_end in (True, False):
+            try:
+                tensors = zip(slots, check.prepared(operands, slots), strict=True)
+                closed: Operands = {slot: paged_copy(t, at_end=at_end) for slot, t in tensors}
+            except NotImplementedError as e:
+                raise Skipped(str(e)) from None
+            where = f"closed pages {'after' if at_end else 'before'} its operands {how}".rstrip()
+            yield check.compare(run(closed), operands, where=where)
+
+
+def threads(check: PropertyCheck) -> Found:
+    """Four threads at once, with one weight and two inputs, three times each, do not disturb one another."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise Skipped("Triton's interpreter runs one kernel at a time")
+    for how, passes, run in check.variants():
+        first = check.integers(*passes)
+        weight = {slot: t for slot, t in first.items() if slot == "weight"}
+        inputs = [first, {**check.integers(*passes, other=True), **weight}]
+        placed: list[Operands] = [{slot: check.place(t) for slot, t in each.items()} for each in inputs]
+        for i, result in _at_once(run, placed):
+            where = f"in one of {_THREADS} threads at once {how}".rstrip()
+            yield check.compare(result, inputs[i], where=where)
+
+
+def _at_once(run: Callable[[Operands], Tensor], operands: list[Operands]) -> list[tuple[int, Tensor]]:
+    """Return every result, with the number of its operands."""
+    barrier = Barrier(_THREADS)
+
+    def calls(thread: int) -> list[tuple[int, Tensor]]:
+        barrier.wait()
+        return [(i, run(operands[i])) for i in ((thread + r) % len(operands) for r in range(_ROUNDS))]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return [found for thread in pool.map(calls, range(_THREADS)) for found in thread]
+    finally:
+        sys.setswitchinterval(before)
+
+
 PROPERTIES: Final[dict[str, Property]] = {
     p.__name__: p
     for p in (exact, again, bound, memory, layouts, bias, sweeps, deterministic, nonfinite, workspace)
 }  # fmt: skip
+#: Checked only where they are named, as `convgrad.register` does in a child process: they cost more, and a kernel that
+#: reads outside of its operands does not survive `pages`.
+STRESS: Final[dict[str, Property]] = {p.__name__: p for p in (pages, threads)}
+ALL_PROPERTIES: Final = PROPERTIES | STRESS

@@ -20,6 +20,7 @@ from .bounds import error_bound, reduction_length, unit_roundoff
 from .operands import (
     Operands,
     exact_limit,
+    index_of,
     integer_operands,
     magnitude,
     real_operands,
@@ -27,7 +28,6 @@ from .operands import (
     structural,
     surely_exact,
 )
-from .samples import elements_at, index_of
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class Failed(Exception):  # noqa: N818 (an outcome)
 
 
 class Differs(Failed):
-    """One of PyTorch's kernels does not do what ours are held to, and PyTorch does not promise it."""
+    """A kernel of PyTorch does not do what other kernels are held to, and PyTorch does not promise it."""
 
 
 class Skipped(Exception):  # noqa: N818 (an outcome)
@@ -52,12 +52,12 @@ class Skipped(Exception):  # noqa: N818 (an outcome)
 
 
 def described(error: BaseException) -> str:
-    """What a backend raised; its own refusal of what a kernel returned says all that there is to say."""
+    """Return an error of a backend in words; a refusal of what a kernel returned is its own message."""
     return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
 
 
 def calls_with(backend: Backend, output: Output) -> list[Outputs]:
-    """The calls of a backend that yield an output: of that alone, and sweeps."""
+    """Return the calls of a backend that yield an output: of that alone, and sweeps."""
     alone: list[Outputs] = [(output,)] if output in backend.passes else []
     return [*alone, *(sweep for sweep in backend.sweeps if output in sweep)]
 
@@ -68,7 +68,7 @@ class PropertyCheck:
 
     ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
     ``calling``: called before each call of the backend, in any thread.
-    ``given``: shapes and strides of what the kernel was called with last, in words.
+    ``given``: shapes and strides of the last call's operands, in words.
     """
 
     backend: Backend
@@ -81,8 +81,6 @@ class PropertyCheck:
     calling: Callable[[], None] = lambda: None
     given: str = field(default="", init=False)
     _made: dict[object, Any] = field(default_factory=dict, init=False)
-
-    # ---- what it is ----------------------------------------------------------------------------
 
     @property
     def pass_(self) -> Pass:
@@ -97,14 +95,14 @@ class PropertyCheck:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How the output is summed; a bias gradient has no products to round or transform, only a sum."""
+        """The arithmetic of the output; a bias gradient has no products to round or transform, only a sum."""
         if self.output != "grad_bias":
             return self.backend.arithmetic(self.problem, self.output, self.device)
         low = "low-precision accumulation"
         return low if self.backend.arithmetic(self.problem, "grad_weight", self.device) == low else "direct"
 
     def reasons_against(self) -> list[str]:
-        """Why the backend computes this output neither alone nor in a sweep; empty if it does."""
+        """Return why the backend computes this output neither alone nor in a sweep; empty if it does."""
         if self.problem.empty:
             return ["backends are never given an empty problem"]
         if not self.calls:
@@ -118,93 +116,81 @@ class PropertyCheck:
             return [f"there is no memory for {self.problem.least_bytes:,} bytes of operands"]
         return []
 
-    @cached_property
-    def calls(self) -> list[Outputs]:
-        """What the backend computes in one call with the output among it: the output alone, and sweeps."""
-        calls = calls_with(self.backend, self.output)
-        return [c for c in calls if not self.backend.against(self.problem, c, self.device)]
+    # ---- operands ------------------------------------------------------------------------------
 
-    @property
-    def _first(self) -> Outputs:
-        """How `run` calls the backend: for the output alone, or in a sweep where that is the only way."""
-        return (self.pass_,) if (self.pass_,) in self.calls else self.calls[0]
-
-    # ---- what it is given ----------------------------------------------------------------------
-
-    def integers(self, *passes: Pass, other: bool = False, certain: bool = True) -> Operands:
-        """`integer_operands` for a `run`, or for all of ``passes``: the same at every call.
-
-        Args:
-            other: with other numbers.
-            certain: False for a problem that is too large to look at every sum.
-        """
+    def integers(self, *passes: Pass, other: bool = False) -> Operands:
+        """Return `integer_operands` for a `run`, or for all of ``passes``; ``other``: with other numbers."""
         passes = passes or self.passes(self._first)
-        make = partial(integer_operands, self.problem, passes, self.seed + other, certain=certain)
-        return self._kept((passes, other, certain), make)
+        return self._cached((passes, other), partial(integer_operands, self.problem, passes, self.seed + other))
 
     def reals(self, *passes: Pass) -> Operands:
-        """`real_operands` for a `run`, or for all of ``passes``: the same at every call."""
+        """Return `real_operands` for a `run`, or for all of ``passes``."""
         passes = passes or self.passes(self._first)
-        return self._kept(("reals", passes), partial(real_operands, self.problem, passes, self.seed))
+        return self._cached(("reals", passes), partial(real_operands, self.problem, passes, self.seed))
 
-    def _kept(self, key: object, make: Callable[[], _T]) -> _T:
-        """What is made once and used by several properties."""
+    def _cached(self, key: object, make: Callable[[], _T]) -> _T:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
-    # ---- calling the backend -------------------------------------------------------------------
-
-    def kernel(self, outputs: Outputs) -> Kernel:
-        """The function that a plan would keep, and call again and again."""
-        return self._kept(outputs, lambda: self.backend.bind(self.problem, outputs))
-
     def place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
-    def scratch(self, outputs: Outputs) -> Tensor | None:
-        """A workspace of the declared size, full of ones: NaN to every floating-point dtype."""
-        size = self.backend.workspace(self.problem, outputs)
-        if not size:
-            return None
-        return torch.empty(size, dtype=torch.uint8, device=self.device).fill_(255)  # empty: between `Poison`'s margins
-
     def prepared(self, operands: Operands, slots: Sequence[Slot]) -> list[Tensor]:
+        """Return the operands as the engine passes them to the backend."""
         tensors = [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
         given = (f"{s} {tuple(t.shape)} with strides {t.stride()}" for s, t in zip(slots, tensors, strict=True))
         self.given = ", ".join(given)
         self.calling()
         return tensors
 
+    # ---- calling the backend -------------------------------------------------------------------
+
+    @cached_property
+    def calls(self) -> list[Outputs]:
+        """The outputs of each call that computes the output, alone and in sweeps."""
+        calls = calls_with(self.backend, self.output)
+        return [c for c in calls if not self.backend.against(self.problem, c, self.device)]
+
+    @property
+    def _first(self) -> Outputs:
+        """The outputs of the call that `run` makes: the output alone, or a sweep if nothing else computes it."""
+        return (self.pass_,) if (self.pass_,) in self.calls else self.calls[0]
+
     def passes(self, outputs: Outputs) -> tuple[Pass, ...]:
-        """The passes whose operands one call for these outputs reads."""
+        """Return the passes whose operands one call for these outputs reads."""
         return PASSES if len(outputs) > 1 else passes_of(outputs)
 
+    def kernel(self, outputs: Outputs) -> Kernel:
+        """Return the function that a plan would keep and call."""
+        return self._cached(outputs, lambda: self.backend.bind(self.problem, outputs))
+
     def arguments(self, outputs: Outputs, operands: Operands, bias: Tensor | None = None) -> list[Tensor | None]:
-        """What the `kernel` of one call for these outputs is called with."""
-        swept = len(outputs) > 1
-        tensors = self.prepared(operands, SLOTS if swept else OPERANDS[self.passes(outputs)[0]])
-        return [*tensors, *([] if swept else [bias]), self.scratch(outputs)]
+        """Return the arguments of the `kernel`; the workspace is full of ones, NaN to every floating-point dtype."""
+        several = len(outputs) > 1
+        tensors = self.prepared(operands, SLOTS if several else OPERANDS[self.passes(outputs)[0]])
+        size = self.backend.workspace(self.problem, outputs)
+        scratch = None
+        if size:  # of `empty`, so that it is between `Poison`'s margins
+            scratch = torch.empty(size, dtype=torch.uint8, device=self.device).fill_(255)
+        return [*tensors, *([] if several else [bias]), scratch]
 
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
-        """The output, computed alone, or in a sweep where that is the only way."""
+        """Return the output, computed alone, or in a sweep if nothing else computes it."""
         return self.call(self._first, operands, bias)
 
     def call(self, outputs: Outputs, operands: Operands, bias: Tensor | None = None) -> Tensor:
-        """The output, out of one call of the backend for these outputs.
+        """Return the output from one call of the backend for these outputs.
 
         Raises:
             Failed: a result of another shape, dtype, device or layout than the problem's.
         """
         results = self.kernel(outputs)(*self.arguments(outputs, operands, bias))
-        if len(outputs) == 1:
-            return self._as_stated(results)
-        if len(results) != len(outputs):
-            raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
-        return self._as_stated(results[outputs.index(self.output)])
-
-    def _as_stated(self, result: Tensor) -> Tensor:
-        p = self.problem
+        if len(outputs) > 1:
+            if len(results) != len(outputs):
+                raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
+            results = results[outputs.index(self.output)]
+        result, p = results, self.problem
         for what, got, expected in (
             ("shape", tuple(result.shape), p.result_shape(self.output)),
             ("dtype", result.dtype, p.dtype),
@@ -212,12 +198,9 @@ class PropertyCheck:
         ):
             if got != expected:
                 raise Failed(f"the result has {what} {got}, the problem says {expected}")
-        if "any" in self.backend.layouts:
-            # It passes its operands on to ATen, whose layout follows from them. So does the engine's for a problem, by
-            # the same rule; but here problems come with a layout of their own.
-            return result
+        # A backend of layout "any" passes its operands on to ATen, whose layout follows from them.
         memory_format = torch.contiguous_format if self.output == "grad_bias" else p.memory_format
-        if not result.is_contiguous(memory_format=memory_format):
+        if "any" not in self.backend.layouts and not result.is_contiguous(memory_format=memory_format):
             raise Failed(f"the result has strides {result.stride()}, the problem says {memory_format}")
         return result
 
@@ -235,9 +218,7 @@ class PropertyCheck:
             torch.set_num_threads(before)
 
     def variants(self) -> list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]]:
-        """How the backend computes the output, alone and in sweeps: in words, the passes whose operands it needs, and
-        the call.
-        """
+        """Return each call that computes the output: in words, the passes whose operands it reads, and the call."""
         return [
             (f"in the sweep {outputs}" if len(outputs) > 1 else "", self.passes(outputs), partial(self.call, outputs))
             for outputs in self.calls
@@ -257,10 +238,9 @@ class PropertyCheck:
             Failed: it is wrong.
             Skipped: the output is mostly zero, which proves nothing.
         """
-        where = f" ({where})" if where else ""
+        where, dtype, arithmetic = f" ({where})" if where else "", self.problem.dtype, self.arithmetic
         expected, length = self._expected(operands), self._length(operands)
         got = result.detach().cpu().to(expected.dtype)
-        arithmetic = self.arithmetic
         added = None if bias is None else bias.to(expected.dtype).view(-1, *(1,) * self.problem.ndim)
         if added is not None:
             expected, length = expected + added, length + 1
@@ -268,58 +248,24 @@ class PropertyCheck:
             self._equal(got, expected, where)
             return 0.0, 0.0
         size = self._expected(operands, absolute=True) + (0 if added is None else added.abs())
-        dtype = self.problem.dtype
         allowed = error_bound(arithmetic, dtype, length, expected, size)
         if added is not None and (dtype.is_floating_point or dtype.is_complex):  # the sum may be rounded to it before
             allowed = allowed + unit_roundoff(dtype) * ((expected - added).abs() + allowed)
-        return self._within(allowed, got, expected, where)
-
-    def compare_at(self, places: Tensor, result: Tensor, operands: Operands, where: str = "") -> tuple[float, float]:
-        """Hold these elements of a pass's result to what they are by themselves: integers, exact where the dtype is.
-
-        Shape:
-            - places: [samples]
-
-        Returns:
-            The worst error, in units of what is allowed there, and 1.
-
-        Raises:
-            Failed: one is wrong.
-        """
-        p, arithmetic, pass_ = self.problem, self.arithmetic, self.output
-        assert pass_ != "grad_bias"
-        expected, size = elements_at(p, pass_, operands, places)
-        got = result.detach().cpu().flatten()[places].to(expected.dtype)
-        allowed = error_bound(arithmetic, p.dtype, self._length(operands), expected, size)
-        if arithmetic != "transform":
-            allowed[size <= exact_limit(p.dtype)] = 0
-        return self._within(allowed, got, expected, f" ({where})" if where else "", places)
-
-    def _within(
-        self, allowed: Tensor, got: Tensor, expected: Tensor, where: str, places: Tensor | None = None
-    ) -> tuple[float, float]:
         error = (got - expected).abs()
         ratio = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=float("inf"))
-        worst = float(ratio.amax())
-        if not worst <= 1:
-            worst_at = int(ratio.argmax())
-            at = tuple(index_of(worst_at, ratio.shape))
-            shape = self.problem.result_shape(self.output)
-            shown = at if places is None else tuple(index_of(int(places[worst_at]), shape))
-            failed = self.unpromised if self.arithmetic == "low-precision accumulation" else Failed
-            raise failed(
-                f"element {shown} is {got[at].item():.9g}, exact is {expected[at].item():.9g}{where}",
-                float(error[at]),
-                float(allowed[at]),
-            )
-        return worst, 1.0
+        if not float(ratio.amax()) <= 1:
+            at = tuple(index_of(int(ratio.argmax()), ratio.shape))
+            failed = self.unpromised if arithmetic == "low-precision accumulation" else Failed
+            message = f"element {at} is {got[at].item():.9g}, exact is {expected[at].item():.9g}{where}"
+            raise failed(message, float(error[at]), float(allowed[at]))
+        return float(ratio.amax()), 1.0
 
     def unpromised(self, message: str, worst: float, bound: float = 0.0) -> Failed:
-        """The error for what PyTorch does on some processors only: a difference if the kernel is PyTorch's."""
+        """Return the error for what PyTorch does on some processors only: a difference if the kernel is PyTorch's."""
         return (Differs if self.backend.from_pytorch else Failed)(message, worst, bound)
 
     def _expected(self, operands: Operands, *, absolute: bool = False) -> Tensor:
-        """The exact result, or the same of absolute values."""
+        """Return the exact result, or that of the absolute values."""
 
         def make() -> tuple[Operands, Tensor]:
             if self.output == "grad_bias":
@@ -327,8 +273,8 @@ class PropertyCheck:
                 return operands, (terms.abs() if absolute else terms).sum((0, *range(2, terms.dim())))
             return operands, (magnitude if absolute else reference)(self.problem, self.output, operands)
 
-        # The operands are kept too: their id belongs to them as long as they live.
-        return self._kept((id(operands), absolute), make)[1]
+        # The operands are cached too: their id is theirs alone as long as they exist.
+        return self._cached((id(operands), absolute), make)[1]
 
     def _is_exact(self, operands: Operands, added: Tensor | None) -> bool:
         """Whether every partial sum is exact, that of the bias included."""
@@ -338,7 +284,7 @@ class PropertyCheck:
         return float(self._expected(operands, absolute=True).amax()) + bias <= exact_limit(self.problem.dtype)
 
     def _length(self, operands: Operands) -> int:
-        """How many products, or terms of the bias gradient, an element sums."""
+        """Return how many products, or terms of the bias gradient, an element sums."""
         p = self.problem
         if self.output == "grad_bias":
             return operands[p.bias_slot].numel() // max(1, p.shape_of(p.bias_slot)[1])
@@ -346,8 +292,7 @@ class PropertyCheck:
 
     def _equal(self, got: Tensor, expected: Tensor, where: str) -> None:
         wrong = got != expected
-        count = int(wrong.sum())
-        if count:
+        if count := int(wrong.sum()):
             at = tuple(wrong.nonzero()[0].tolist())
             raise Failed(
                 f"{count} of {wrong.numel()} elements differ, the first at {at}: "
@@ -359,7 +304,7 @@ class PropertyCheck:
             raise Skipped("the output is mostly zero, which proves nothing")
 
     def allowed_bytes(self, outputs: Outputs) -> int:
-        """What one call may allocate beside its results and the declared workspace.
+        """Return what one call may allocate beside its results and the declared workspace.
 
         A backend that declares none may hold its operands and its result three times more, padded, in the widest
         dtype: a cast, a padded copy and a product, but no matrix of columns.

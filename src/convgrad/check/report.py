@@ -1,4 +1,4 @@
-"""What a check found: one result for each property of each output of each problem."""
+"""The findings of a check: one result for each property of each output of each problem."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 from ..backends import COPY
 from ..engine import backends
 from ..problem import ConvProblem, Output
+from .kernels import without_values
 
 #: "differs": a kernel of PyTorch's does what PyTorch does not promise and what ours may not do; it is no failure.
 Status = Literal["passed", "failed", "differs", "skipped"]
@@ -47,12 +48,12 @@ class CheckResult:
 
     @property
     def command(self) -> str:
-        """What repeats it: a command, or the call where no command knows the backend."""
+        """The command that repeats it, or the call if no command knows the backend."""
         known = backends().get(self.backend.removesuffix(COPY))
         return self.repeat(None if known is None else known.source)
 
     def repeat(self, source: str | None) -> str:
-        """What repeats it: the call; a command, where ``--kernels`` loads the backend from here (empty: built in)."""
+        """Return the call that repeats it, or the command if ``--kernels`` loads ``source`` (empty: built in)."""
         text, elsewhere = str(self.problem.replace(name="")), self.device != "cpu"
         if source is None:
             device = f', device="{self.device}"' if elsewhere else ""
@@ -120,14 +121,15 @@ class CheckReport:
 
     @property
     def counts(self) -> str:
-        """How many checks passed, failed and differ, in words."""
+        """Return how many checks passed, failed and differ, in words."""
         differ = len(self.differences)
         text = f"{self.passed} checks passed, {len(self.failures)} failed"
         return f"{text}, {differ} differ in what PyTorch does not promise" if differ else text
 
     def reasons(self, most: int = 5) -> list[str]:
-        """Why problems were not checked, the most frequent reasons first."""
-        counts = Counter(f"{r.backend} {r.output}: {r.message}" for r in self.results if r.property_name == "usable")
+        """Return why problems were not checked, the most frequent reasons first."""
+        declined = [r for r in self.results if r.property_name == "usable"]
+        counts = Counter(f"{r.backend} {r.output}: {without_values(r.message)}" for r in declined)
         return [f"not checked: {message} (x{n})" for message, n in counts.most_common(most)]
 
     def __str__(self) -> str:

@@ -17,16 +17,13 @@ import torch
 from ..backends import Backend
 from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs
-from .properties import PROPERTIES
+from .properties import ALL_PROPERTIES, PROPERTIES
 from .property_check import Differs, Failed, PropertyCheck, Skipped, calls_with, described
 from .report import CheckResult, Status
-from .stress import STRESS
-
-ALL_PROPERTIES = {**PROPERTIES, **STRESS}
 
 
 def outputs_of(backend: Backend) -> Outputs:
-    """Everything that a backend can compute, alone or in a sweep."""
+    """Return all outputs that a backend can compute, alone or in a sweep."""
     return tuple(o for o in OUTPUTS if calls_with(backend, o))
 
 
@@ -113,15 +110,15 @@ def _check_property(check: PropertyCheck, name: str) -> CheckResult:
         return _result(check, name, "skipped", str(e))
     except Failed as e:
         return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e), e.worst, e.bound)
-    except (Exception, SystemExit) as e:  # whatever a backend raises is its failure, not ours
+    except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
         return _result(check, name, "failed", f"{described(e)}{_where(e)}", float("inf"))
     return _result(check, name, "passed", "", worst, bound)
 
 
 def _where(error: BaseException) -> str:
-    """The line of the backend's own code at which an error was raised, where there is one."""
-    theirs = (str(Path(torch.__file__).parent), str(Path(futures.__file__).parent), str(Path(__file__).parents[1]))
-    lines = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(theirs)]
+    """Return the line of the backend's own code at which an error was raised; empty if there is none."""
+    others = (str(Path(torch.__file__).parent), str(Path(futures.__file__).parent), str(Path(__file__).parents[1]))
+    lines = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(others)]
     return f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
 
 

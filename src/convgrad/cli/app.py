@@ -138,7 +138,7 @@ def main(
 
 def _load_kernels(source: str, verify: bool) -> None:
     _load_package()
-    from ..custom import foreign_frames, load_kernels
+    from ..check import foreign_frames, load_kernels
 
     try:
         with redirect_stdout(sys.stderr):

@@ -131,8 +131,7 @@ def check(
 
 
 def _own_list(names: list[str] | None, transposed: bool) -> list[ConvProblem]:
-    from ..check import default_problems
-    from ..custom import problems_for
+    from ..check import default_problems, problems_for
     from ..engine import get_backend
 
     if transposed:

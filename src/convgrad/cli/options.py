@@ -29,7 +29,7 @@ PROPERTIES: Final = (
     "workspace",
 )  # fmt: skip
 #: Checked where they are named only.
-STRESS: Final = ("pages", "threads", "samples")
+STRESS: Final = ("pages", "threads")
 #: Of models, which PyTorch makes of no integers.
 DTYPES: Final = (
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "f16", "bf16", "f32", "f64",

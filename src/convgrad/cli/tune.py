@@ -33,7 +33,7 @@ class Job(NamedTuple):
         from ..engine import measurements
 
         result = measurements.find(self.problem, self.outputs, device, fresh=True)
-        return result.count if result is not None and result.same else 0
+        return result.count if result is not None and result.same and result.complete else 0
 
 
 @command("tune", cls=BeforeAScript)

@@ -26,7 +26,7 @@ from ..settings import measured
 from ..sizes import output_length
 from . import store, table
 from .environment import environment, kind_of_machine
-from .registry import backends
+from .registry import backends, computed_at_once
 
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
@@ -51,6 +51,8 @@ class Measurement:
     wrong: dict[str, str] = field(default_factory=dict)
     #: It is of this problem; otherwise of one like it.
     same: bool = field(default=True, compare=False)
+    #: It has every kernel that a user registered to be measured.
+    complete: bool = field(default=True, compare=False)
 
     @classmethod
     def of(cls, value: Any) -> Measurement:
@@ -172,8 +174,15 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
         found = _read(value)
         if found.times and not _differ(found.times, {b.name: b.version for b in backends().values()}):
             found.same = not about
+            found.complete = not any(computed_at_once(b, problem, outputs, device) for b in _unmeasured(found))
             return found
     return None
+
+
+def _unmeasured(known: Measurement) -> list[Backend]:
+    """Return the kernels that a user registered with ``prefer="measured"`` and that a measurement does not have."""
+    mine = [b for b in backends().values() if b.candidate and b.source != ""]
+    return [b for b in mine if label(b) not in known.times and label(b) not in known.wrong]
 
 
 def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
@@ -188,7 +197,10 @@ def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measu
 
 def _merge(key: str, new: Measurement, where: str) -> Measurement:
     """Merge a measurement into what the store holds under a key."""
-    found = _read(store.read(_KIND, key)).merged(new)  # not of the snapshot: another process may have measured it too
+    found = _read(store.read(_KIND, key))  # not of the snapshot: another process may have measured it too
+    if any(label(b) in new.times for b in _unmeasured(found)):
+        found = Measurement()  # it compared others
+    found = found.merged(new)
     value = found.to_json()
     store.write(_KIND, key, value)
     _snapshot(store.folder(), where)[key] = value

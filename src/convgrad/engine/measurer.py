@@ -88,7 +88,7 @@ def check_with(check: Check) -> None:
 def worth_measuring(problem: ConvProblem, device: torch.device, known: Measurement | None) -> bool:
     """Whether a choice that is about to run is unsettled and may be measured here, now or a little later."""
     share = measuring_share(device)
-    settled = known and known.count >= SETTLED and (known.same or share < inf)
+    settled = known and known.count >= SETTLED and known.complete and (known.same or share < inf)
     if share == 0 or settled or problem.least_bytes > _MOST_BYTES or not kind_of_machine(device):
         return False
     return not (jit_tracing() is not None or dispatch_modes() or torch.compiler.is_compiling())

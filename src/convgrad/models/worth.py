@@ -17,7 +17,7 @@ from torch import nn
 
 from .._compat import channels_last_of, cpu_lacks, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
-from ..custom import problem_of_module
+from ..check import problem_of_module
 from ..engine import BY_RULE, Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
 from ..ops import autocast_dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import convgrad
 from convgrad import CheckError, ConvProblem
-from convgrad.custom import speed
+from convgrad.check import speed
 from convgrad.diagnostics import explain_problem
 from convgrad.engine import store
 
@@ -30,7 +30,7 @@ def depthwise(p: ConvProblem) -> bool:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     """What was timed; nothing is in the store at first, and what is registered is not checked, only timed."""
     store.forget("speed")
-    monkeypatch.setattr(convgrad.custom, "_verify", lambda *_: ["verified elsewhere"])
+    monkeypatch.setattr("convgrad.check.registration.check_suite", lambda *_: ["verified elsewhere"])
     timed, real = [], speed._timed
 
     def note(backend: Any, outputs: Any, problem: ConvProblem, device: torch.device) -> Any:
@@ -104,7 +104,7 @@ def test_no_sweep_is_timed_that_nobody_asks_for(measured: list[Any]) -> None:
     """Both gradients of a transposed convolution are another sweep."""
     options: dict[str, Any] = {"accepts": lambda p: accepts(p) and p.transposed, "dtypes": WIDE, "verify": False}
     backend = convgrad.register("mine", backward=both, **options)
-    assert speed.measure(backend, (), 1.0) == ()
+    assert speed.measure(backend, 1.0) == ()
 
 
 def test_it_is_bounded(measured: list[Any]) -> None:
@@ -117,7 +117,7 @@ def test_it_is_bounded(measured: list[Any]) -> None:
     backend = convgrad.register("mine", forward=endless, accepts=depthwise, verify=False)
     start = time.perf_counter()
     with pytest.warns(UserWarning, match="is slower there"):
-        timings = speed.measure(backend, (), 1.0)
+        timings = speed.measure(backend, 1.0)
     assert time.perf_counter() - start < 5
     assert len(timings) == 1
 
@@ -132,7 +132,7 @@ def test_the_layout_that_a_kernel_needs_is_timed(measured: list[Any]) -> None:
 
 def test_one_that_raises_for_a_layer_is_refused(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that another refusal says; nothing said before that it runs."""
-    monkeypatch.setattr(convgrad.custom, "_verify", lambda *_: ["not verified"])
+    monkeypatch.setattr("convgrad.check.registration.check_suite", lambda *_: ["not verified"])
 
     def small(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         if input.shape[2] == 28:

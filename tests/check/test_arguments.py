@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convgrad import ConvProblem
-from convgrad.custom.arguments import check, values
+from convgrad.check.arguments import check, values
 from convgrad.problem import Pass
 
 PROBLEM = ConvProblem.parse("g2mb3ic4ih9iw11oc6kh3kw5sh2sw1ph1pw0dh0dw1")

@@ -27,7 +27,7 @@ def test_preferred_where_it_accepts() -> None:
     assert rows["mine"].chosen
     assert rows["mine"].reasons[0].startswith("registered by the user")
     dense = {r.backend: r for r in explain_problem(ConvProblem.parse("ic8ih9oc8kh3")).rows if r.output == "forward"}
-    assert dense["mine"].reasons == ("its accepts says no",)
+    assert dense["mine"].reasons == ("its accepts says no: ndim is 2, symmetric is True, depthwise is False",)
 
 
 def test_by_name() -> None:
@@ -39,7 +39,7 @@ def test_by_name() -> None:
     with convgrad.use_backend("mine"):
         depthwise(x, w).sum().backward()
         assert mine.calls == 1
-        with pytest.raises(BackendError, match=r"on cpu:\n  mine: its accepts says no\n  these can: aten, "):
+        with pytest.raises(BackendError, match=r"on cpu:\n  mine: its accepts says no: .*False\n  these can: aten, "):
             convgrad.conv2d(torch.randn(1, 8, 9, 9), torch.randn(8, 8, 3, 3))
     with pytest.raises(BackendError, match="it has no grad_weight"), convgrad.use_backend(grad_weight="mine"):
         depthwise(x, w).sum().backward()

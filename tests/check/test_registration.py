@@ -300,7 +300,7 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"layouts": None}, TypeError, "layouts are one or a sequence of them, got None"),
         ({"seconds": 0}, ValueError, "seconds is a positive number"),
         ({"seconds": "1"}, ValueError, "seconds is a positive number"),
-        ({"prefer": "no"}, TypeError, "prefer is True or False, got 'no'"),
+        ({"prefer": "no"}, TypeError, "prefer is True or False or 'measured', got 'no'"),
         ({"deterministic": 1}, TypeError, "deterministic is True or False"),
         ({"forward": 3}, TypeError, "forward= takes a function, got 3"),
         ({"args": "input"}, TypeError, "args of forward is a sequence, got the text 'input'"),

@@ -1,4 +1,4 @@
-"""What a user's function is called with: tensors, values of the problem by name, and constants."""
+"""The arguments of a user's function: tensors, values of the problem by name, and constants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any, Final, Literal
 
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, gradient_outputs
 
-#: How `inspect.signature` is asked: annotations that Python 3.14 has not evaluated may name what is imported for type
-#: checkers alone.
+#: Options of `inspect.signature`: annotations that Python 3.14 has not evaluated may name imports for type checkers.
 _AS_TEXT: dict[str, Any] = {}
 if sys.version_info >= (3, 14):
     from annotationlib import Format
 
     _AS_TEXT["annotation_format"] = Format.STRING
 
-#: What a function may compute: one pass, or whichever gradients a mask asks for.
+#: The function of one pass, or of the gradients that a mask selects.
 Method = Literal["forward", "grad_input", "grad_weight", "backward"]
 METHODS: Final[tuple[Method, ...]] = (*PASSES, "backward")
 
@@ -52,14 +51,14 @@ _ARGUMENT = re.compile(r"([a-z_]+)(?:\[(:?)(\d+)\])?")
 
 
 def usual(method: Method) -> tuple[str, ...]:
-    """What a function is called with unless ``args`` says otherwise."""
+    """Return the arguments of a function unless ``args`` says otherwise."""
     if method == "backward":
         return (*TENSORS[method], "problem", "output_mask")
     return (*OPERANDS[method], "problem")
 
 
 def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
-    """The arguments, checked, as a tuple; without any, the operands, the problem and the mask of ``backward``."""
+    """Return the arguments, checked; without any, the operands, the problem and the mask of ``backward``."""
     if isinstance(args, str):
         raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
     chosen = usual(method) if args is None else tuple(args)
@@ -108,7 +107,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Met
 def values(
     args: Sequence[Any], problem: ConvProblem, method: Method, outputs: Sequence[Output] = gradient_outputs(False)
 ) -> list[Any]:
-    """What each argument is for a problem; None for a tensor. A mask asks for ``outputs``.
+    """Return the value of each argument for a problem, None for a tensor; a mask selects ``outputs``.
 
     Raises:
         LookupError: the problem has no such value; the message is a reason against it.

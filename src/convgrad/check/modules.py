@@ -16,7 +16,7 @@ from ..problem import ConvProblem
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from ..sizes import effective_kernel
 from . import arguments
-from .backend import Accepts, FunctionsBackend, UserKernel
+from .kernels import Accepts, FunctionsBackend, UserKernel
 
 _OPTIONS: dict[str, Any] = {
     "layouts": ("contiguous", "channels_last"), "dtypes": (torch.float32, torch.float64), "arithmetic": "direct",
@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> Backend:
-    """The backend that a function or a module makes.
+    """Return the backend of a function or a module.
 
     Args:
         what: a function of the forward, with ``args`` and ``accepts`` as `convgrad.register` takes them, in float32 and
@@ -58,7 +58,7 @@ class ModuleBackend(FunctionsBackend):
         self._module: Any = module
         self._transposed = bool(getattr(module, "transposed", False))
         x, y, result, gradient, size = "input", "grad_output", "forward", "grad_input", "input_size"
-        if self._transposed:  # its input fills the slot grad_output, and grad_input is what it returns
+        if self._transposed:  # its input is the problem's grad_output, and it returns grad_input
             x, y, result, gradient, size = y, x, gradient, result, "output_size"
         kernels: dict[Any, UserKernel] = {
             result: UserKernel(self._result, (x, "weight"), self._accepts),
@@ -68,7 +68,7 @@ class ModuleBackend(FunctionsBackend):
         super().__init__(type(module).__name__, kernels, None, False, {**_OPTIONS, "layouts": ("strided",)})
 
     def problems(self) -> Iterator[ConvProblem]:
-        """Small images of several sizes, in both dtypes and layouts."""
+        """Yield problems of small images of several sizes, in both dtypes and layouts."""
         m = self._module
         spans = [effective_kernel(k, d) for k, d in zip(m.kernel_size, m.dilation, strict=True)]
         for batch, more in ((2, 0), (1, 1), (3, 4), (1, 7), (2, 12)):
@@ -81,7 +81,7 @@ class ModuleBackend(FunctionsBackend):
                         yield problem.replace(memory_format=channels_last_of(problem.ndim))
 
     def _problem(self, batch: int, size: tuple[int, ...], dtype: torch.dtype) -> ConvProblem | None:
-        """The problem for an input of this size; None where it has no output."""
+        """Return the problem for an input of this size; None if it has no output."""
         try:
             problem = problem_of_module(self._module, (batch, self._module.in_channels, *size), dtype)
         except ShapeError:
@@ -118,7 +118,7 @@ def problem_of_module(
     dtype: torch.dtype,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> ConvProblem:
-    """The problem that a convolution module computes for an input of this shape, batch included."""
+    """Return the problem that a convolution module computes for an input of this shape, batch included."""
     kernel, transposed = tuple(map(int, module.kernel_size)), bool(getattr(module, "transposed", False))
     d = len(kernel)
     channels = (module.in_channels, module.out_channels) if transposed else (module.out_channels, module.in_channels)

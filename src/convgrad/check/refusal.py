@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .._compat import channels_last_of
-from ..check import PROPERTIES, STRESS, CheckResult, check_problem
 from ..problem import ConvProblem, Output
 from ..tables import counted
-from .backend import NO, CustomBackend, FunctionsBackend
+from .kernels import NO, CustomBackend, FunctionsBackend
 from .loading import loading
+from .properties import ALL_PROPERTIES
+from .report import CheckResult
+from .suite import check_problem
 
 #: How many of the properties that a problem lacks are shown.
 _SHOWN = 3
@@ -51,10 +53,10 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
 
 
 def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
-    """For one that crashed or hung while this property was checked; without a problem, while one was searched for."""
+    """Return the message for a kernel that crashed or hung; without a problem, while one was searched for."""
     if problem is None:
         return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"
-    meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()
+    meaning = (ALL_PROPERTIES[name].__doc__ or "").strip().splitlines()
     return "\n".join(
         [
             f"{backend.name!r} is refused: its {output} {how} ({counted(passed)} passed)",
@@ -67,7 +69,7 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
 
 
 def wrong(failures: Sequence[CheckResult], hints: Sequence[str], when: str) -> str:
-    """What is wrong, what the kernel was called with, and the problem; ``when`` it was found."""
+    """Return the message for a wrong kernel: the failures, its operands, and the problem; ``when`` it was found."""
     failures = [r for r in failures if r.message.startswith(_EXPLAINS_THE_REST)] or failures
     first = failures[0]
     raised = next((r for r in failures if r.message.startswith("it raised")), None)
@@ -92,7 +94,7 @@ def wrong(failures: Sequence[CheckResult], hints: Sequence[str], when: str) -> s
 
 
 def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int) -> Iterator[str]:
-    """What to change, where that is known."""
+    """Yield what to change, where that is known."""
     failure, names = failures[0], {r.property_name for r in failures}
     p = failure.problem
     if "not implemented for" in failure.message and "raised" in failure.message:
@@ -121,7 +123,7 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
 
 
 def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) -> str:
-    """The layout in which the problem passes, of two that the backend takes; empty if there is none."""
+    """Return the layout in which the problem passes, of two that the backend takes; empty if there is none."""
     p = failure.problem
     if p.ndim == 1 or not {"channels_last", "contiguous"} <= {*backend.layouts}:
         return ""

@@ -126,7 +126,7 @@ def test_one_dtype_layout_or_device_may_stand_alone() -> None:
 
 def test_the_functions_own_convolutions_are_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither computed by convgrad nor reported: the check of a registration, and the call itself."""
-    monkeypatch.setattr(convgrad.custom, "measure", lambda *_: ())
+    monkeypatch.setattr("convgrad.check.speed.measure", lambda *_: ())
     with convgrad.models.Usage() as usage, convgrad.takeover():
         kernel = counted(verify=True, seconds=0.2)
         assert not usage.rows

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Loading(NamedTuple):
-    """What is being loaded, as ``--kernels`` names it, and whether its registrations check what they register."""
+    """The script or module that ``--kernels`` loads, and whether its registrations check the kernels."""
 
     source: str
     verify: bool
@@ -61,7 +61,7 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
 
 
 def foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error that are neither of this library nor of what starts scripts."""
+    """Return the frames of an error that are neither of this library nor of what starts scripts."""
     package = str(Path(__file__).parents[1])
     starters = ("<frozen", runpy.__file__, importlib.__file__, package)
     return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(starters)]

@@ -16,52 +16,122 @@ from ..errors import BackendError
 from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
-from .options import as_tuple
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
 
-#: What is said of a problem where ``accepts`` gives no reason.
+#: The reason against a problem where ``accepts`` gives none; the values that it read follow.
 NO = "its accepts says no"
 
 #: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
 _SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
 
 
+def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
+    """Return an option that may be one value or a sequence of them as a tuple."""
+    if option is None:
+        raise TypeError(f"{name} are one or a sequence of them, got None")
+    return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
+
+
+class _Watched:
+    """A problem that records the attributes that are read."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self._problem, self._read = problem, dict[str, Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._problem, name)
+        if not callable(value):
+            self._read[name] = value
+        return value
+
+
+def _refused(accepts: Accepts, problem: ConvProblem) -> str:
+    """Return the reason against a problem for which ``accepts`` returned False: the values that it read."""
+    watched: Any = _Watched(problem)
+    try:
+        read = {} if accepts(watched) else watched._read
+    except Exception:  # it wants a true problem
+        read = {}
+    return f"{NO}: {', '.join(f'{name} is {value}' for name, value in read.items())}" if read else NO
+
+
+def without_values(reason: str) -> str:
+    """Return a reason against a problem as it is for others too, to be counted."""
+    return NO if reason.startswith(NO) else reason
+
+
 class UserKernel(NamedTuple):
-    """A function, what it is called with, and which problems it accepts (None: every one)."""
+    """A function, its arguments, and which problems it accepts (None: every one)."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     accepts: Accepts | None = None
 
     def reason_against(self, problem: ConvProblem, method: Method) -> str:
-        """Why it does not compute this problem; empty if it does."""
+        """Return why it does not compute this problem; empty if it does."""
         try:
             arguments.values(self.args, problem, method)
         except LookupError as e:
             return str(e)
+        if self.accepts is None:
+            return ""
         try:
-            answer = self.accepts is None or self.accepts(problem)
+            answer = self.accepts(problem)
         except Exception as e:  # most often a look at a dimension that this problem does not have
             return f"its accepts raised {type(e).__name__}: {e}"
         if isinstance(answer, str) and answer:
             return answer
         if answer is None:
             return "its accepts returned None, neither True nor False nor a reason"
-        return "" if answer else NO
+        return "" if answer else _refused(self.accepts, problem)
+
+
+class Timing(NamedTuple):
+    """The speed of a kernel relative to another backend, for some outputs of a problem."""
+
+    problem: str
+    outputs: tuple[str, ...]
+    other: str
+    speed: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        ratio = f"{self.speed:.2g}x [{self.low:.2g}, {self.high:.2g}]"
+        return f"{'+'.join(self.outputs)} of {self.problem}: {ratio} as fast as {self.other}"
+
+
+def in_words(timings: Sequence[Timing]) -> str:
+    """Return one sentence for all timings.
+
+    Equivalent to:
+        >>> in_words([Timing("", ("forward",), "aten", 2, 1, 3), Timing("", ("forward",), "aten", 0.5, 0.4, 0.6)])
+        'forward 0.5x to 2x as fast as aten'
+    """
+    parts = []
+    for outputs in dict.fromkeys(t.outputs for t in timings):
+        of = [t for t in timings if t.outputs == outputs]
+        low, high = (f"{which(t.speed for t in of):.2g}x" for which in (min, max))
+        others = " and ".join(dict.fromkeys(t.other for t in of))
+        parts.append(f"{'+'.join(outputs)} {low if low == high else f'{low} to {high}'} as fast as {others}")
+    return ", ".join(parts)
 
 
 class CustomBackend(Backend):
-    """What `convgrad.register` makes: a backend like any other, which knows how it was checked."""
+    """A backend that `convgrad.register` made; it also records how it was checked."""
 
-    candidate = False  # it computes wherever it can, or where it is named
     #: How fast it was when it was registered, on a few of its problems.
     timings: tuple[Timing, ...] = ()
+    #: The functions and values that it consists of, for a digest; problems that the user names.
+    parts: tuple[Any, ...] = ()
+    named: tuple[ConvProblem, ...] = ()
 
-    def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool) -> None:
-        #: ``devices``: the types of device on which it runs; None: any.
-        self.name, self.devices, self.preferred = name, devices, prefer
+    def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool | str) -> None:
+        """``devices``: the types of device on which it runs; None: any. ``prefer``: as for `convgrad.register`."""
+        self.name, self.devices = name, devices
+        self.preferred, self.candidate = prefer is True, prefer == "measured"
         #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"
 
@@ -100,7 +170,7 @@ class CustomBackend(Backend):
     def _as_stated(
         self, result: Any, problem: ConvProblem, output: Output, what: str, given: Sequence[Tensor]
     ) -> Tensor:
-        """A result in the layout and the memory that the engine expects."""
+        """Return a result in the layout and the memory that the engine expects."""
         p, device = problem, given[0].device
         shape = p.result_shape(output)
         tensor = isinstance(result, Tensor)
@@ -130,7 +200,7 @@ class FunctionsBackend(CustomBackend):
         name: str,
         kernels: Mapping[Method, UserKernel],
         devices: tuple[str, ...] | None,
-        prefer: bool,
+        prefer: bool | str,
         options: Mapping[str, Any],
     ) -> None:
         """``options``: layouts, dtypes, deterministic, capture_safe and arithmetic of `convgrad.register`."""
@@ -142,6 +212,7 @@ class FunctionsBackend(CustomBackend):
         self.layouts, self._dtypes, self._arithmetic = (options[n] for n in ("layouts", "dtypes", "arithmetic"))
         self.deterministic, self.capture_safe = options["deterministic"], options["capture_safe"]
         self._kernels = dict(kernels)
+        self.parts = (self._kernels, devices, {n: o for n, o in options.items() if n != "capture_safe"})
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
@@ -156,14 +227,14 @@ class FunctionsBackend(CustomBackend):
         return [*dict.fromkeys(filter(None, reasons))]
 
     def _methods(self, outputs: Outputs) -> tuple[Method, ...]:
-        """Which function computes them: one of its own goes before that with a mask."""
+        """Return the functions that compute them: one for a pass alone goes before that with a mask."""
         if outputs in self.sweeps:
             return ("backward",)
         masked = {*self.passes}.difference(self._kernels)
         return tuple("backward" if p in masked else p for p in passes_of(outputs))
 
     def unsaid(self, output: Output) -> list[str]:
-        """What was not said of the function that computes an output, and what that means."""
+        """Return advice on options that were not given for the function that computes an output."""
         method: Method = "backward" if output == "grad_bias" else self._methods((output,))[0]
         kernel, usual = self._kernels[method], arguments.usual(method)
         return [
@@ -193,7 +264,7 @@ class FunctionsBackend(CustomBackend):
         return one_pass
 
     def _bind_function(self, method: Method, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
-        """The function of the tensors, by position, which fills in everything else."""
+        """Return a function of the tensors, by position, which fills in the other arguments."""
         function, args, _ = self._kernels[method]
         names = arguments.TENSORS[method]
         tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
@@ -203,7 +274,7 @@ class FunctionsBackend(CustomBackend):
         layout = operand_format(self, problem) or problem.memory_format
 
         def call(*operands: Tensor | None) -> Any:
-            # Nobody differentiates through the function: its derivatives are passes.
+            # The function is never differentiated: its derivatives are passes.
             given = [t.detach() if t is not None and t.requires_grad else t for t in operands]
             if writes:
                 first: Any = given[0]
@@ -217,7 +288,7 @@ class FunctionsBackend(CustomBackend):
         return call
 
     def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: Outputs) -> Kernel:
-        """Both gradients, or the one that is needed: then the tensor that only the other reads has no values."""
+        """Return a kernel of both gradients, or of one; the tensor that only the other reads then has no values."""
         mask = gradient_outputs(False)
         layout = operand_format(self, problem) or problem.memory_format
 
@@ -250,10 +321,11 @@ class FunctionsBackend(CustomBackend):
 
 
 class ClassBackend(CustomBackend):
-    """A `Backend` of the user's own, which says everything itself: what it sweeps, its workspace, its layouts."""
+    """A `Backend` of the user, which states its sweeps, workspace and layouts itself."""
 
-    def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool) -> None:
+    def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool | str) -> None:
         super().__init__(name, devices, prefer)
+        self.parts = (own, devices)
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
         self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
         self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
@@ -284,34 +356,3 @@ class ClassBackend(CustomBackend):
             return tuple(self._as_stated(r, problem, o, what, given) for r, o in zip(results, outputs, strict=True))
 
         return stated
-
-
-class Timing(NamedTuple):
-    """How many times as fast as another backend, for some outputs of a problem."""
-
-    problem: str
-    outputs: tuple[str, ...]
-    other: str
-    speed: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        ratio = f"{self.speed:.2g}x [{self.low:.2g}, {self.high:.2g}]"
-        return f"{'+'.join(self.outputs)} of {self.problem}: {ratio} as fast as {self.other}"
-
-
-def in_words(timings: Sequence[Timing]) -> str:
-    """One sentence for all that was timed.
-
-    Equivalent to:
-        >>> in_words([Timing("", ("forward",), "aten", 2, 1, 3), Timing("", ("forward",), "aten", 0.5, 0.4, 0.6)])
-        'forward 0.5x to 2x as fast as aten'
-    """
-    parts = []
-    for outputs in dict.fromkeys(t.outputs for t in timings):
-        of = [t for t in timings if t.outputs == outputs]
-        low, high = (f"{which(t.speed for t in of):.2g}x" for which in (min, max))
-        others = " and ".join(dict.fromkeys(t.other for t in of))
-        parts.append(f"{'+'.join(outputs)} {low if low == high else f'{low} to {high}'} as fast as {others}")
-    return ", ".join(parts)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import convgrad
+from convgrad.check import load_kernels
 
 KERNELS = """
 import convgrad
@@ -22,23 +23,23 @@ if __name__ == "__main__":
 def test_a_script(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(KERNELS)
-    convgrad.custom.load_kernels(str(script))
+    load_kernels(str(script))
     assert "mine" in convgrad.list_backends()
     assert str(tmp_path) not in sys.path
     with pytest.raises(FileNotFoundError, match="there is no script"):
-        convgrad.custom.load_kernels(str(tmp_path / "other.py"))
+        load_kernels(str(tmp_path / "other.py"))
 
 
 def test_a_script_that_looks_for_a_library_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("import os; assert os.path.isabs(__file__), __file__")
     monkeypatch.chdir(tmp_path)
-    convgrad.custom.load_kernels("mine.py")
+    load_kernels("mine.py")
 
 
 def test_a_script_that_changes_where_modules_are_found(tmp_path: Path) -> None:
     script, argv = tmp_path / "mine.py", sys.argv
     script.write_text(f"import sys; sys.path.remove({str(tmp_path)!r})")
-    convgrad.custom.load_kernels(f"{script} an argument")
+    load_kernels(f"{script} an argument")
     assert sys.argv is argv
 
 

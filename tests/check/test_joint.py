@@ -12,7 +12,7 @@ from torch import Tensor
 
 import convgrad
 from convgrad import BackendError, CheckError, ConvProblem
-from convgrad.custom.arguments import Method
+from convgrad.check.arguments import Method
 from convgrad.diagnostics import explain_problem, trace
 
 from .functions import DEPTHWISE, WIDE, Counted, accepts, depthwise, forward, grad_input, grad_weight, operands

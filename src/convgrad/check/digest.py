@@ -1,0 +1,131 @@
+"""A digest of what a kernel consists of: its code, what the code refers to, and the compiled libraries that it calls.
+
+A passed check and a measurement are stored under it. After a change of a helper, of a value in a closure or of a
+library it is another kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import marshal
+import pickle
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+#: Attributes that hold the function of an object that these packages' decorators return; the others are caches.
+_WRAPPED = ("fn", "py_func", "_init_fn", "__wrapped__")
+_WRAPPERS = ("triton", "numba", "torch", "functools")
+#: Attributes of a class that say nothing of what it computes.
+_ASIDE = ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "_abc_impl", "__static_attributes__")
+_ASIDE += ("__annotations__", "__annotate_func__", "__annotations_cache__")
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """Return a digest of functions, objects and values, equal in another process; empty if something has no identity.
+
+    Equivalent to:
+        >>> from functools import partial
+        >>> two, too, three = (digest([partial(max, n)]) for n in (2, 2, 3))
+        >>> two == too, two == three
+        (True, False)
+    """
+    content = io.BytesIO()
+    try:
+        _Pickler(content, protocol=4).dump(tuple(parts))
+    except Exception:  # objects that do not pickle raise anything
+        return ""
+    return hashlib.sha256(content.getbuffer()).hexdigest()[:32]
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles functions and classes of the user by what they consist of, those of packages by name and version."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._met: dict[int, tuple[int, Any]] = {}  # id -> number, and the object, which keeps the id its own
+
+    def reducer_override(self, obj: Any) -> Any:
+        parts = None if obj is tuple else self._parts(obj)
+        if parts is None:
+            return NotImplemented
+        number, _ = self._met.setdefault(id(obj), (len(self._met), obj))
+        return tuple, ((number, *(parts if number == len(self._met) - 1 else ())),)
+
+    def _parts(self, obj: Any) -> tuple[Any, ...] | None:
+        if id(obj) in self._met:  # a function that calls itself, a class that names itself
+            return ()
+        if isinstance(obj, ModuleType):
+            return tuple(_module(obj.__name__))
+        if isinstance(obj, (OpOverload, OpOverloadPacket)):
+            return (str(obj), *_operator(str(obj)))
+        if isinstance(obj, ctypes.CDLL):
+            return (Path(obj._name).read_bytes() if Path(obj._name).is_file() else obj._name,)
+        if isinstance(obj, torch.Tensor):
+            return tuple(obj.shape), str(obj.dtype), str(obj.device), obj.detach().cpu().contiguous().numpy().tobytes()
+        if isinstance(obj, (staticmethod, classmethod)):
+            return (obj.__func__,)
+        if isinstance(obj, property):
+            return obj.fget, obj.fset
+        if isinstance(obj, (FunctionType, BuiltinFunctionType, MethodDescriptorType, type)) and (
+            known := _library(obj)
+        ):
+            return obj.__qualname__, *known
+        if isinstance(obj, FunctionType):
+            cells = [c.cell_contents for c in obj.__closure__ or () if c != CellType()]
+            names = sorted(_names(obj.__code__) & obj.__globals__.keys())
+            used = [(name, obj.__globals__[name]) for name in names]
+            return marshal.dumps(obj.__code__, 2), obj.__defaults__, obj.__kwdefaults__, cells, used
+        if isinstance(obj, type):
+            return obj.__qualname__, obj.__bases__, sorted((n, v) for n, v in vars(obj).items() if n not in _ASIDE)
+        wrapped = _WRAPPED if type(obj).__module__.partition(".")[0] in _WRAPPERS else ()
+        inner = next((f for name in wrapped if callable(f := getattr(obj, name, None))), None)
+        return None if inner is None else (inner,)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code and the functions in it look up, most of them attributes."""
+    return {*code.co_names}.union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def _library(obj: Any) -> tuple[Any, ...]:
+    """Return what identifies the module of a function or class of a package; nothing for the user's own."""
+    own, owner = (
+        isinstance(obj, (FunctionType, type)),
+        getattr(obj, "__self__", None) or getattr(obj, "__objclass__", None),
+    )
+    name = obj.__module__ or ("" if own else getattr(owner, "__module__", None) or type(owner).__module__)
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    package = name.partition(".")[0] in ("convgrad", *sys.stdlib_module_names) or "site-packages" in file
+    if name not in sys.modules or name == "__main__" or (own and not package):
+        return ()
+    return tuple(_module(name))
+
+
+def _module(name: str) -> Iterator[Any]:
+    """Yield the name of a module, and its package's version or the bytes of its file."""
+    top = name.partition(".")[0]
+    package, module = sys.modules[top], sys.modules[name]
+    yield name
+    if top in sys.stdlib_module_names:
+        yield sys.version
+    elif hasattr(package, "__version__"):
+        yield str(package.__version__)
+    elif getattr(module, "__file__", None):
+        yield Path(module.__file__ or "").read_bytes()
+
+
+def _operator(name: str) -> Iterator[Any]:
+    """Yield the Python function of an operator of torch.library, or the bytes of every library that was loaded."""
+    defined = getattr(torch._library.custom_ops, "OPDEFS", {}).get(name.removesuffix(".default").replace(".", "::"))  # pyright: ignore[reportAttributeAccessIssue]
+    if defined is not None:
+        yield defined
+    else:
+        yield from (Path(library).read_bytes() for library in sorted(torch.ops.loaded_libraries))
