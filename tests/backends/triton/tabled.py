@@ -1,4 +1,4 @@
-"""Runs in the process that `test_entry` starts: calls whose entries in the table are launches, onto the stand-in driver.
+"""Runs in the process that `test_entry` starts: entries of the table that launch, onto the stand-in driver.
 
 The operands are on the CPU, where nothing reads them; so are the kernels of the table that launch.
 """
