@@ -68,23 +68,23 @@ def arrow(x1: float, y1: float, x2: float, y2: float, label: str = "") -> str:
 
 
 def path() -> str:
-    """Return the path of a call: one look-up, and what happens the first time."""
+    """Return the path of a call: one look-up in the table, and what happens the first time."""
     head = '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
     return picture(330, "The path of a call", [
         head + '<path d="M0,0 L8,4 L0,8 z" fill="#222"/></marker></defs>',
-        box(10, 20, 200, ["convgrad.conv2d(x, w)", "a layer, takeover()", "torch.ops.convgrad.*"]),
-        arrow(210, 53, 268, 53),
-        box(270, 38, 150, ["one look-up"]),
-        arrow(420, 53, 498, 53, "seen"),
-        box(500, 20, 210, ["plan.kernel(x, w, bias)", "one backend:", "two tensors become one"], "#e8f4ea"),
-        arrow(345, 68, 345, 108, "the first time"),
+        box(10, 20, 200, ["convgrad.conv2d(x, w)", "a layer, takeover()", "and their backward"]),
+        arrow(210, 53, 258, 53),
+        box(260, 29, 170, ["the table of calls", "(compiled)"]),
+        arrow(430, 53, 498, 53, "seen"),
+        box(500, 20, 210, ["CPU kernels, GPU launches", "or PyTorch's own:", "no Python"], "#e8f4ea"),
+        arrow(345, 77, 345, 108, "the first time: Python"),
         box(220, 110, 250, ["validation, geometry, layout"]),
         arrow(345, 140, 345, 158),
         box(220, 160, 250, ["ConvProblem: plain integers"]),
         arrow(345, 190, 345, 208),
         box(220, 210, 250, ["choose a backend by: your request,", "your kernel, a measurement, the rules"]),
         arrow(345, 258, 345, 276),
-        box(220, 278, 250, ["bind: a plan, kept for the next time"]),
+        box(220, 278, 250, ["a plan, and its entry of the table"]),
         arrow(470, 293, 605, 293),
         arrow(605, 293, 605, 88),
     ])  # fmt: skip
