@@ -29,7 +29,6 @@ class Quantized:
     scheme: Scheme
     _scheme: type[Scheme]
     _base: type[nn.Module]
-    _convgrad_joined = None  # it computes another input from what a padding in front of it gives
 
     def __init_subclass__(cls, scheme: type[Scheme] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
