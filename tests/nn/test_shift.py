@@ -104,7 +104,7 @@ def test_bits_are_ranges() -> None:
 
 def test_the_gradient_of_the_input_is_exact() -> None:
     """What ``check_grad`` is for."""
-    layer = nn.Conv2dShiftQ(2, 3, 3, check_grad=True, act_fraction_bits=None, padding=1)
+    layer = nn.Conv2dShiftQ(2, 3, 3, check_grad=True, padding=1)
     torch.autograd.gradcheck(layer, torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True))
 
 
