@@ -217,6 +217,18 @@ class AddedInPlace(ByFunction):
         return x
 
 
+class NothingInPlace(Asymmetric):
+    """No zeros need no copy, but the convolution's input is changed later."""
+
+    def __init__(self) -> None:
+        super().__init__(pad=(0, 0, 0, 0), stride=1, padding=1, groups=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.pad(x))
+        x += y
+        return x
+
+
 class AddedInPlaceLater(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -383,6 +395,7 @@ def test_padding_is_not_copied(which: str) -> None:
 PADDED: dict[str, Callable[[], nn.Module]] = {
     "the padded input is used twice": PadUsedTwice,
     "another module has the padding, too": shared,
+    "nothing, and an addition in place": NothingInPlace,
     "the input changes in place": InPlaceBetween,
     "a flag may give the padded input out": PadReadLater,
     "a checkpoint in the forward": CheckpointedPad,

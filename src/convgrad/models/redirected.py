@@ -38,6 +38,9 @@ def _convolution(
         output = input.convolve(weight, bias, stride, functional.sides_of(given), dilation, groups)
         if output is not None:
             return output
+        input, saving = input.operand()
+        with saving:
+            return compute(input, weight, bias, stride, padding, dilation, groups)
     if isinstance(input, deferred.Deferred):
         input = input.read()
     return compute(input, weight, bias, stride, padding, dilation, groups)

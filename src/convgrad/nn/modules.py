@@ -121,6 +121,9 @@ class _Conv(_WithBackend):
             output = input.convolve(weight, bias, stride, sides, dilation, groups, compute)
             if output is not None:
                 return output
+            input, saving = input.operand()
+            with saving:
+                return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
         if isinstance(input, Deferred):
             input = input.read()
         if mode == "zeros":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -108,11 +109,20 @@ class Padded(Deferred):
         """Return the convolution, with padding of its own; None where that takes a padded copy."""
         input, zeros = self._convgrad_input, self._convgrad_zeros
         more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
-        if len(more) != len(sides) or activating_node(input) is None:  # other dimensions; or it has changed
-            return None
+        if not any(zeros) or len(more) != len(sides) or activating_node(input) is None:
+            return None  # nothing to read; other dimensions; or the input has changed
         sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
-        with saved_tensors_hooks(self._pack, self._unpack):
+        with self._saving():
             return compute(input, weight, bias, stride, sides, dilation, groups, "zeros")
+
+    def operand(self) -> tuple[Tensor, AbstractContextManager[Any]]:
+        """Return what a convolution takes that reads no padding, and a block for its call; no zeros need no copy."""
+        if any(self._convgrad_zeros) or activating_node(self._convgrad_input) is None:
+            return self.read(), nullcontext()
+        return self._convgrad_input, self._saving()
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, t: Tensor) -> tuple[Tensor, int, bool]:
         return t, t._version, t.data_ptr() == self._convgrad_input.data_ptr()
