@@ -73,6 +73,13 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def nothing_compiled() -> None:
+    """No test before this one compiled anything, as far as PyTorch knows."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+@pytest.fixture
 def small_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernels normalize small inputs, too."""
     for name in LEAST_NORM:

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,12 @@ def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def anything_compiled() -> bool:
+    """Whether `torch.compile` was called in this process, since `torch.compiler.reset`."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and any(map(callable, frames.cached_backends.values()))
+
+
 def forward_ad_active() -> bool:
     """Whether a `torch.autograd.forward_ad.dual_level` is open."""
     return forward_ad._current_level >= 0
@@ -177,6 +183,15 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     if node is not None:
         node.apply = function.backward
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def outside_of_transforms() -> Any:
+    """Return a block in which no transform of `torch.func` is on: for tensors that none of them knows."""
+    if not functorch_active():
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 def single_level(function: type[torch.autograd.Function]) -> Any:
@@ -218,6 +233,11 @@ def offset_of_tensor() -> int | None:
 
 
 # ---- tensor subclasses and symbolic sizes -----------------------------------------------------------
+
+
+def refuse_memory(t: Tensor) -> None:
+    """Let C++ code that reads the memory of a tensor without memory raise an error, instead of reading address 0."""
+    _C._set_throw_on_mutable_data_ptr(t)
 
 
 def is_traced(t: Tensor) -> bool:

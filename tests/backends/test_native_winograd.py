@@ -56,7 +56,7 @@ def test_the_conformance_suite_passes(text: str, output: Output) -> None:
 def test_it_is_nearly_as_near_to_float64_as_pytorchs_kernels(size: str, layout: str, threads: int) -> None:
     """On sums long enough for rounding to show, whatever the threads share out.
 
-    How near PyTorch's kernels are depends on the processor. One running sum in float32, of n products of normal numbers,
+    How near PyTorch's kernels are depends on the processor. One running sum in float32, of n products of normal values,
     has an error of n u / sqrt(6) on average, with u = 2^-24: a kernel that is nearer than that is near enough.
     """
     p = ConvProblem.parse(size + layout)

@@ -1,9 +1,8 @@
-"""Modules that call a batch normalization and an activation, in every way that matters for computing them together."""
+"""Modules that call a batch normalization and an activation, in every way in which forwards are written."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -249,23 +248,6 @@ class PaddedBetween(Block):
         return self.activation(padded(self.norm(self.conv(x)), self.conv))
 
 
-class Given(Block):
-    """A function that cannot be traced gets what could call the normalization."""
-
-    def __init__(self, activation: nn.Module, given: Callable[[Any], Any]) -> None:
-        super().__init__(activation)
-        self.given = given
-
-    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
-        x = with_call(self.conv(x), self.given(self))
-        return self.activation(self.norm(x))
-
-
-def with_call(x: Tensor, given: Any) -> Tensor:
-    call = given[0] if isinstance(given, tuple) else getattr(given, "norm", given)
-    return call(x) + int(x.shape[0])
-
-
 class Own(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
@@ -277,30 +259,6 @@ class Kept(Block):
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         self.z = self.norm(self.conv(x))
         return self.activation(self.z)
-
-
-class Memory(nn.Module):
-    """It keeps what it is given, as a codebook or a queue of samples does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[Tensor] = []
-        self.register_buffer("count", torch.zeros(()))
-
-    def keep(self, x: Tensor) -> None:
-        self.kept.append(x.detach())
-        self.count += 1
-
-
-class Remembering(Block):
-    def __init__(self, activation: nn.Module) -> None:
-        super().__init__(activation)
-        self.memory = Memory()
-
-    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
-        z = self.activation(self.norm(self.conv(x)))
-        self.memory.keep(z)
-        return z
 
 
 class Drawing(Block):
@@ -437,17 +395,12 @@ def with_identity(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Identity(), activation)
 
 
-#: What is not computed together.
-LEFT = {
+#: More forwards; no activation is the first and only reader of each normalization.
+OTHERS = {
     "used twice": lambda: Both(nn.ReLU()),
     "not in evaluation": lambda: InTraining(nn.ReLU()),
     "called twice": lambda: Twice(nn.ReLU()),
     "a branch by sizes": lambda: OfSizes(nn.ReLU()),
-    "given to a function": lambda: Given(nn.ReLU(), lambda block: block.norm),
-    "given in a tuple": lambda: Given(nn.ReLU(), lambda block: (block.norm, 1)),
-    "given as a method": lambda: Given(nn.ReLU(), lambda block: block.norm.forward),
-    "given in a function": lambda: Given(nn.ReLU(), lambda block: lambda x: block.norm(x) + 0),
-    "given with the owner": lambda: Given(nn.ReLU(), lambda block: block),
     "another call between": lambda: Crossed(nn.ReLU()),
     "a function between": lambda: PaddedBetween(nn.ReLU()),
     "kept in an attribute": lambda: Kept(nn.ReLU()),
@@ -469,8 +422,8 @@ LEFT = {
     "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
 }
 
-#: With a flag that is not set while they are looked for.
+#: With a flag that changes what the forward does.
 FLAGGED = [
     Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedMerge, FlaggedLayers, FlaggedWalrus,
-    FlaggedLoop, FlaggedLog, FlaggedClosure, FlaggedList, FlaggedError,
+    FlaggedLoop, FlaggedLog, FlaggedClosure, FlaggedList, FlaggedError, FlaggedChoice, FlaggedFunction,
 ]  # fmt: skip

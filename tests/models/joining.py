@@ -1,4 +1,4 @@
-"""A model with layers that are computed together, beside stock PyTorch's."""
+"""A model whose layers may be computed together, beside stock PyTorch's."""
 
 from __future__ import annotations
 

@@ -191,18 +191,23 @@ def test_a_net_trained_for_some_steps_is_stocks():
 
 def test_a_normalization_is_left_with_a_reason():
     model = nn.Sequential(nn.BatchNorm2d(4, affine=False), Normalizes(4), nn.GroupNorm(2, 4))
-    report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
-    assert "1x4x8x8" in report.left["0"]
+    report = accelerate_(model)
+    assert report.left.keys() == {"1"}
     assert "Normalizes.forward" in report.left["1"]
-    assert report.summary.startswith("0 of 0 convolutions replaced, 0 of 2 normalizations;")
-    assert list(accelerate_(model, example_inputs=torch.zeros(8, 4, 64, 64)).replaced) == ["0"]
+    assert report.summary.startswith("0 of 0 convolutions replaced, 1 of 2 normalizations;")
     assert list(accelerate_(nn.BatchNorm2d(4)).replaced) == [""]
 
 
-def test_a_lazy_normalization_is_made_by_the_example():
-    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d())
-    accelerate_(model, example_inputs=torch.zeros(4, 3, 64, 64))
-    assert [type(m) for m in model] == [nn.Conv2d, convgrad.nn.BatchNorm2d]
+def test_a_lazy_normalization():
+    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.LazyInstanceNorm2d())
+    report = accelerate_(model, only_gains=False)
+    model(torch.zeros(4, 3, 64, 64))
+    assert [type(m) for m in model] == [convgrad.nn.Conv2d, convgrad.nn.BatchNorm2d, convgrad.nn.InstanceNorm2d]
+    report.restore()
+    assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d, nn.InstanceNorm2d]
+    lazy = nn.LazyBatchNorm2d()
+    accelerate_(lazy).restore()
+    assert type(lazy) is nn.LazyBatchNorm2d
 
 
 # ---- the report, and what is refused -------------------------------------------------------------
@@ -228,20 +233,19 @@ def test_the_report_is_a_table():
 def test_layers_of_one_class_that_are_replaced_share_a_row():
     model = nn.Sequential(*(nn.Conv2d(4, 4, k, padding_mode="circular") for k in (1, 3, 5, 7)))
     model.append(nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.ReLU6()))
-    model[4][4].observer = nn.Identity()  # as torch.ao.quantization adds them: its repr has several lines
     rows = [line.split() for line in str(accelerate_(model, only_gains=False)).splitlines()[2:]]
     assert rows == [
         ["0", "and", "3", "more", "convgrad", "Conv2d"],
         ["4.0", "convgrad", "Conv1d(4,", "4,", "kernel_size=(3,),", "stride=(1,))"],
-        ["4.1", "convgrad", *f"{model[4][1]}, with ReLU()".split()],
-        ["4.3", "convgrad", *f"{model[4][3]}, with ReLU6".split()],
+        ["4.1,", "4.3", "convgrad", "BatchNorm2d"],
     ]
 
 
 def test_layers_that_stay_for_one_reason_share_a_row():
     small = (nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.Conv2d(8, 8, 1))
     for layers, named in ((small, "0, 1, 2"), ((*small, nn.Conv2d(8, 8, 1)), "0 and 3 more")):
-        report = accelerate_(nn.Sequential(*layers, ComputesItself(8, 8, 1)), example_inputs=torch.zeros(1, 4, 8, 8))
+        with convgrad.use_backend("aten"):
+            report = accelerate_(nn.Sequential(*layers, ComputesItself(8, 8, 1)))
         rows = [line.split("as it was")[0].strip() for line in str(report).splitlines()[2:]]
         assert rows == [named, str(len(layers))]
 

@@ -355,7 +355,7 @@ def test_linear_layers_of_a_transformer():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
     stock, x = copy.deepcopy(model), torch.randn(2, 5, 8)
     with convgrad.use_backend(OURS):
-        report = accelerate_(model, example_inputs=x)
+        report = accelerate_(model)
     assert sorted(report.replaced) == ["layers.0.linear1", "layers.0.linear2"]
     assert report.left == {}
     assert len(runs_ours(model, x)) == 6

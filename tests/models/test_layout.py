@@ -88,12 +88,14 @@ def test_auto_follows_a_rule_and_says_it():
     assert "channels_last" in str(report)
 
 
-@pytest.mark.parametrize("example", [None, torch.randn(1, 4, 9, 7)], ids=["by rule", "measured"])
-def test_auto_leaves_a_model_whose_gradient_is_wrong_in_channels_last(example):
-    """As CycleGAN's, which is trained with single images."""
-    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.InstanceNorm2d(4), nn.ReLU(True), nn.Conv2d(4, 4, 3))
-    stock, x = copy.deepcopy(model), torch.randn(1, 4, 9, 7)
-    report = accelerate_(model, "auto", example_inputs=example)
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("d", [2, 3])
+def test_auto_leaves_a_model_whose_gradient_is_wrong_in_channels_last(measured, d):
+    """As CycleGAN's, which is trained with single images; with volumes, too, behind which is a grouped convolution."""
+    conv, norm = (nn.Conv2d, nn.InstanceNorm2d) if d == 2 else (nn.Conv3d, nn.InstanceNorm3d)
+    model = nn.Sequential(conv(4, 4, 3), norm(4), nn.ReLU(True), conv(4, 4, 3, groups=2))
+    stock, x = copy.deepcopy(model), torch.randn(1, 4, *(9, 7, 8)[:d])
+    report = accelerate_(model, "auto", example_inputs=x if measured else None)
     assert report.memory_format is None
     assert "instance normalization" in report.layout
     for net in (model, stock):
@@ -101,7 +103,7 @@ def test_auto_leaves_a_model_whose_gradient_is_wrong_in_channels_last(example):
     for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     report.restore()
-    with pytest.warns(UserWarning, match="single image is wrong"):
+    with pytest.warns(UserWarning, match="single image or volume is wrong"):
         accelerate_(model, "channels_last").restore()
     accelerate_(model.to("meta"), "channels_last")  # of another device nothing is known
 

@@ -104,7 +104,7 @@ def test_bits_are_ranges() -> None:
 
 def test_the_gradient_of_the_input_is_exact() -> None:
     """What ``check_grad`` is for."""
-    layer = nn.Conv2dShiftQ(2, 3, 3, check_grad=True, act_fraction_bits=None, padding=1)
+    layer = nn.Conv2dShiftQ(2, 3, 3, check_grad=True, padding=1)
     torch.autograd.gradcheck(layer, torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True))
 
 
@@ -192,7 +192,9 @@ def test_shifts_and_additions_of_integers_reproduce_a_layer(name: str, bits: dic
     d = int(name.split("d", maxsplit=1)[0][-1])
     transposed = "Transpose" in name
     # float32 holds the few bits exactly; the default ones need float64
-    layer = getattr(nn, name)(4, 6, 3, 2, padding=1, dilation=2, groups=2, check_grad=not bits, **bits)
+    layer = getattr(nn, name)(
+        4, 6, 3, 2, padding=1, dilation=2, groups=2, check_grad=not bits, **{"act_fraction_bits": 16, **bits}
+    )
     x = torch.randn(2, 4, *[7] * d, dtype=layer.bias.dtype) * 3
     exported = nn.export_shift(layer)
     assert (exported.shift.dtype, exported.sign.dtype, exported.bias.dtype) == (torch.int8, torch.int8, torch.int64)
@@ -219,7 +221,9 @@ MODES = {
 def test_padding_modes_in_integers(kind: str, d: int, mode: str) -> None:
     """Numpy pads, so that its meaning of each mode is what counts; different amounts in each dimension."""
     padding = (3, 2, 1)[:d]
-    layer = getattr(nn, f"Conv{d}d{kind}")(2, 3, 3, padding=padding, padding_mode=mode, check_grad=True)
+    layer = getattr(nn, f"Conv{d}d{kind}")(
+        2, 3, 3, padding=padding, padding_mode=mode, check_grad=True, act_fraction_bits=16
+    )
     x = torch.randn(2, 2, *[5] * d, dtype=torch.float64)
     exported = nn.export_shift(layer)
     how, sides = MODES[mode]

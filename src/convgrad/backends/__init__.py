@@ -8,7 +8,7 @@ from __future__ import annotations
 from . import _native_library as native_library
 from ._native_library import why_absent
 from .aten import AtenBackend, complex_product, pytorchs_call, runs_as_stated, statable_arguments
-from .aten_defects import DEFECTS, Defect, learn, reads_odd_strides, warn_of
+from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
 from .aten_direct import aten_choice
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Kernel, Layout, capability, described, operand_format

@@ -309,6 +309,11 @@ DEFECTS: tuple[Defect, ...] = (
            example=("g3mb1ic6ih8iw5oc3kh3kw3ph1pw1 float64 channels_last", "grad_weight")),
 )  # fmt: skip
 
+#: What is wrong in normalization, which is no convolution, and so has no row.
+INSTANCE_NORM_DEFECT = (
+    "PyTorch's gradient of the instance normalization of a single image or volume is wrong in channels_last on a CPU"
+)
+
 # ---- what this machine showed ---------------------------------------------------------------------
 
 #: (output, `geometry`) -> what `convgrad check --aten` saw on this machine.

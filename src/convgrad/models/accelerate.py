@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..backends import INSTANCE_NORM_DEFECT
 from ..engine import plan_for
-from .classes import accelerated_class, is_convolution, is_instance_norm, is_linear, is_norm, reason_against
-from .joins import give_class, join_layers
+from .classes import (
+    accelerated_class,
+    is_convolution,
+    is_instance_norm,
+    is_linear,
+    is_norm,
+    is_zero_pad,
+    padding_class,
+    pads,
+    reason_against,
+    restore_class,
+    weight_of,
+)
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
-from .report import Report
-from .trial import NO_COPY, faster_in_channels_last, inputs_seen, quietly
-from .worth import PlanFor, Seen, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
+from .report import Decision, Report
+from .trial import NO_COPY, arguments, faster_in_channels_last
+from .worth import PlanFor, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
 
 
 def accelerate_(
@@ -24,27 +37,28 @@ def accelerate_(
     *,
     example_inputs: Any = None,
     only_gains: bool = True,
+    dry_run: bool = False,
 ) -> Report:
     """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and normalizations, in place.
 
-    Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
-    is decided at each call from the sizes of its operands, and is PyTorch's own wherever that is expected to be the
-    fastest. A layer that would never gain keeps its class, so it costs nothing. With ``example_inputs`` this is decided
-    from the sizes that the layers see, otherwise from a grid of common sizes.
+    Each layer stays the same object with the same parameters, hooks and name; only its class changes. The modules alone
+    decide which layers: no code of the model runs. A layer that gains at none of a grid of usual sizes keeps its class.
+    Which kernel runs is decided at each call from the sizes of its operands, and is PyTorch's own wherever that is
+    expected to be the fastest.
 
-    A batch normalization in training, or an instance normalization, and the ReLU, ReLU6, SiLU or Hardswish behind it, a
-    module or a function, are computed together if tracing the module that calls both (with `torch.fx`, on a copy) shows
-    that nothing else uses the tensor between them. So are a convolution and the zeros in front of it: a
-    ``torch.nn.ZeroPad1d`` to ``3d``, or ``torch.nn.functional.pad`` if it is called before any other module.
+    Where gradients are recorded, the result of a batch or instance normalization is not computed by itself if a ReLU,
+    ReLU6, SiLU or Hardswish (module, function or method) is the first that reads it: both are one kernel and one node
+    of autograd. Zeros (``torch.nn.ZeroPad1d`` to ``3d``, `torch.nn.functional.pad`) around such a result are not copied
+    if a convolution reads it. Any other reader gets the plain result.
 
     Args:
         memory_format: None leaves the layout alone. ``"channels_last"`` converts the weights of the convolutions and,
             by a hook on the model, its inputs. ``"auto"`` does so where it is expected to be faster; with
             ``example_inputs`` it is measured.
-        example_inputs: arguments of the model: a tensor, a tuple of arguments, or a dict of keyword arguments. A copy
-            of the model, hooks included, runs on them once, without gradients; a model that cannot be copied (its
-            batch normalizations are lazy, or it has the older weight_norm) runs itself.
+        example_inputs: arguments of the model: a tensor, a tuple of arguments, or a dict of keyword arguments. Only
+            ``"auto"`` needs them: training steps of two copies of the model, hooks included, run on them.
         only_gains: False replaces every layer that can be replaced, even if nothing is gained.
+        dry_run: change nothing; the report says what would be done. The layout is then not measured.
 
     Returns:
         A `Report`; its ``restore()`` undoes everything.
@@ -66,13 +80,14 @@ def accelerate_(
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate_ takes a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted_format(memory_format)
-    seen = None if example_inputs is None else inputs_seen(model, example_inputs)
-    report = Report()
+    if example_inputs is not None:
+        arguments(example_inputs)  # raises where they are no arguments
+    report = Report(dry_run=dry_run)
     try:
         _turn(model, wanted, example_inputs, report)
-        with quietly(model):  # reading a weight may compute it, and in training change it: spectral_norm
-            _replace_layers(model, seen, only_gains, report)
-        join_layers(model, report)
+        report.decisions = list(decide(model, only_gains))
+        if not dry_run:
+            _apply(model, report)
     except BaseException:  # a method of the user's raised, or the user interrupted it
         report.restore()
         raise
@@ -82,33 +97,56 @@ def accelerate_(
 # ---- layers --------------------------------------------------------------------------------------
 
 
-def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_gains: bool, report: Report) -> None:
-    """Replace each layer that may gain, and note why the others stay."""
+def decide(model: nn.Module, only_gains: bool = True) -> Iterator[Decision]:
+    """Yield a decision for each layer of a kind that convgrad computes, and for each module that pads.
+
+    It looks at the modules alone, and runs no code of theirs but ``extra_repr``.
+    """
+    replaced: set[str] = set()
+    for decision in _layers(model, only_gains):
+        if decision.becomes:
+            replaced.add(decision.kind)
+        yield decision
+    if {"normalization", "convolution"} <= replaced:
+        for name, module in model.named_modules():
+            if is_zero_pad(module):
+                yield Decision(name, "padding", accelerated_class, f"{type(module).__name__}({module.extra_repr()})")
+            elif pads(module):
+                yield Decision(name, "padding", padding_class, "F.pad in its forward")
+
+
+def _layers(model: nn.Module, only_gains: bool) -> Iterator[Decision]:
     plans = cache(plan_for)
     for name, module in model.named_modules():
-        inputs = None if seen is None else seen.get(name, [])
-        if is_convolution(module) or is_linear(module):
-            reason = _stays(module, inputs, only_gains, plans)
-            if is_linear(module):
-                report.linears.add(name)
-        elif is_norm(module):
-            report.norms.add(name)
-            reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
+        if is_norm(module):
+            kind, why = "normalization", reason_against(module) or (_norm_stays(module) if only_gains else None)
+        elif is_linear(module):
+            kind, why = "linear layer", _stays(module, only_gains, plans)
+        elif is_convolution(module):
+            kind, why = "convolution", _stays(module, only_gains, plans)
         elif _is_quantized(module):
-            reason = "it is quantized"
+            kind, why = "convolution", "it is quantized"
         elif _is_scripted(module):
-            reason = "it is scripted; convgrad.takeover() computes it"
+            kind, why = "convolution", "it is scripted; convgrad.takeover() computes it"
         else:
             continue
-        if reason is None:
+        what = why or f"{type(module).__name__}({module.extra_repr()})"
+        yield Decision(name, kind, None if why else accelerated_class, what)
+
+
+def _apply(model: nn.Module, report: Report) -> None:
+    """Give each module that was decided on its new class, and note where Python or the module refuses it."""
+    for i, decision in enumerate(report.decisions):
+        if decision.becomes is not None:
+            module = model.get_submodule(decision.name)
+            before = type(module)
             try:
-                give_class(module, accelerated_class(type(module)), report)
+                module.__class__ = after = decision.becomes(before)
             except Exception as error:  # a metaclass or `__setattr__` of the user's may refuse in any way
-                reason = f"Python cannot give it another class: {error}"
-        if reason is None:
-            report.replaced[name] = f"{type(module).__name__}({module.extra_repr()})"
-        else:
-            report.left[name] = reason
+                why = f"Python cannot give it another class: {error}"
+                report.decisions[i] = Decision(decision.name, decision.kind, None, why)
+            else:
+                report._undo.append(partial(restore_class, module, before, after))
 
 
 def _is_quantized(module: nn.Module) -> bool:
@@ -125,37 +163,33 @@ def _is_scripted(module: nn.Module) -> bool:
     return name.startswith("Conv") and hasattr(nn, name)
 
 
-def _stays(module: Any, seen: list[Seen] | None, only_gains: bool, plans: PlanFor) -> str | None:
-    """Why a convolution or a linear layer keeps its class; None where it may gain."""
+def _stays(module: Any, only_gains: bool, plans: PlanFor) -> str | None:
+    """Return why a convolution or a linear layer keeps its class; None where it may gain."""
     reason = reason_against(module)
-    if reason is not None or nn.parameter.is_lazy(module.weight):  # of a lazy one the sizes are not known yet
+    weight: Any = weight_of(module)
+    if reason is not None or nn.parameter.is_lazy(weight):  # the sizes of a lazy one are not known yet
         return reason
-    reason = dtype_against(module)
+    reason = dtype_against(weight)
     if reason is not None or not only_gains:
         return reason
     gains = linear_may_gain if is_linear(module) else worth_replacing
-    return None if gains(module, seen, plans) else _no_gain(seen, module.weight.device)
+    return None if gains(module, weight, plans) else _no_gain(weight.device)
 
 
-def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
-    """Why a normalization keeps its class; None where it may gain."""
-    by_image = is_instance_norm(module)
-    if by_image and module.track_running_stats:
+def _norm_stays(module: Any) -> str | None:
+    """Return why a normalization keeps its class; None where it may gain."""
+    if is_instance_norm(module) and module.track_running_stats:
         return "convgrad keeps no running statistics of instances"
-    tensor = next((t for t in (module.weight, module.running_mean) if t is not None), torch.empty(0))
-    gains = norm_may_gain(seen, tensor.device, tensor.dtype, by_image)
-    return None if gains else _no_gain(seen, tensor.device)
+    known = (*module._parameters.values(), *module._buffers.values())
+    tensor = next((t for t in known if t is not None and t.is_floating_point()), torch.empty(0))
+    return None if norm_may_gain(tensor.device, tensor.dtype) else _no_gain(tensor.device)
 
 
-def _no_gain(seen: list[Seen] | None, device: torch.device) -> str:
+def _no_gain(device: torch.device) -> str:
     if device.type == "meta":
         return "it is on the meta device; accelerate the model on the device where it runs, or give only_gains=False"
-    if seen == []:
-        return "the example inputs never reached it, in evaluation"
-    sizes = ", ".join(dict.fromkeys("x".join(map(str, s.shape)) for s in seen or ()))
-    unknown = "at any usual size" if device.type == "cpu" else "as far as is known without example_inputs"
-    where = f"for inputs of {sizes}" if sizes else unknown
-    return f"nothing here is expected to be faster than PyTorch's own kernels {where}"
+    unknown = "at any usual size" if device.type == "cpu" else "as far as is known"
+    return f"nothing here is expected to be faster than PyTorch's own kernels {unknown}"
 
 
 # ---- layout --------------------------------------------------------------------------------------
@@ -172,27 +206,26 @@ def _wanted_format(memory_format: str | torch.memory_format | None) -> str | Non
     return memory_format  # pyright: ignore[reportReturnType]
 
 
-_OF_INSTANCES = "PyTorch's gradient of the instance normalization of a single image is wrong in channels_last on a CPU"
-
-
 def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
     """Convert the model to channels_last if the caller wants it, or if it is expected to be faster."""
     if wanted is None:
         return
     convolutions = spatial_convolutions(model)
     on_cpu = any(p.is_cpu for p in model.parameters())
-    wrong = on_cpu and any(isinstance(m, nn.InstanceNorm2d) for m in model.modules())
-    with quietly(model):
-        pays, why = channels_last_pays(convolutions)
+    wrong = on_cpu and any(isinstance(m, (nn.InstanceNorm2d, nn.InstanceNorm3d)) for m in model.modules())
+    pays, why = channels_last_pays([weight for m in convolutions if (weight := weight_of(m)) is not None])
     if wanted == "channels_last":
         pays, why = bool(convolutions), "" if convolutions else why
         if wrong:
-            warnings.warn(f"{_OF_INSTANCES}; leave the layout as it was, or give it several images", stacklevel=3)
+            warnings.warn(
+                f"{INSTANCE_NORM_DEFECT}; leave the layout as it was, or give it several images", stacklevel=3
+            )
     elif wrong:
-        pays, why = False, _OF_INSTANCES
-    elif pays and example_inputs is not None:
+        pays, why = False, INSTANCE_NORM_DEFECT
+    elif pays and example_inputs is not None and not report.dry_run:
         pays, why = faster_in_channels_last(model, accelerate_, example_inputs) or (pays, f"{why}; {NO_COPY}")
     report.layout = why
     if pays:
         report.memory_format = "channels_last"
+    if pays and not report.dry_run:
         report._undo += to_channels_last(model)

@@ -13,28 +13,27 @@ from functools import wraps
 from types import CodeType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .. import nn as ours
-from ..nn import constructors, joined
+from ..nn import constructors, padding
 from .redirected import redirected
+from .report import ALREADY
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS)
-#: What a normalization may compute, too.
-ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish)}
-#: What a convolution may do itself.
-PADS = {c: getattr(joined, c.__name__) for c in (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)}
+_PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
     **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS, nn.Linear)},
-    **ACTIVATIONS,
-    **PADS,
+    **{c: getattr(padding, c.__name__) for c in _PADS},
 }
 _STOCK = {value: key for key, value in _OURS.items()}
 _LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in (*_CONVOLUTIONS, nn.Linear)}
+#: Lazy normalizations, which are not derived from what they become -> ours of that.
+_LAZY_NORMS = {getattr(nn, f"Lazy{cls.__name__}"): _OURS[cls] for cls in _NORMS}
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -44,7 +43,7 @@ def is_convolution(module: nn.Module) -> bool:
 
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is one of torch's batch or instance normalizations or of a class derived from one."""
-    return isinstance(module, _NORMS)
+    return isinstance(module, (*_NORMS, *_LAZY_NORMS))
 
 
 def is_instance_norm(module: nn.Module) -> bool:
@@ -52,22 +51,14 @@ def is_instance_norm(module: nn.Module) -> bool:
     return isinstance(module, _INSTANCE_NORMS)
 
 
+def is_zero_pad(module: nn.Module) -> bool:
+    """Whether a module is exactly one of torch's paddings with zeros."""
+    return type(module) in _PADS
+
+
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer, but not the one of `torch.nn.MultiheadAttention`, which is never called."""
     return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
-
-
-def is_plain_norm(module: Any) -> bool:
-    """Whether a module is a normalization of ours, and not of a class of the user's."""
-    return _STOCK.get(type(module)) in _NORMS
-
-
-def is_plain_conv(module: Any) -> bool:
-    """Whether a module is a convolution of ours whose calls no class of the user's changes."""
-    cls, conv = type(module), ours.Conv2d
-    if getattr(module, "padding_mode", "") != "zeros" or "forward" in vars(module) or "_conv_forward" in vars(module):
-        return False
-    return all(getattr(cls, f, None) is getattr(conv, f) for f in ("forward", "_conv_forward"))
 
 
 def _base_of(cls: type) -> type[nn.Module]:
@@ -84,6 +75,9 @@ def accelerated_class(cls: type) -> type:
         return _OURS[cls]
     if _is_parametrized(cls):
         return constructors.with_bases(cls, (accelerated_class(cls.__bases__[0]),))
+    if cls in _LAZY_NORMS:
+        body = {"_convgrad_stock": cls, "cls_to_become": _LAZY_NORMS[cls]}
+        return constructors.derived_class(accelerated_class, cls, (cls,), body)
     base = _OURS[_base_of(cls)]
     # Attributes ``backend`` and ``layout`` of a user's class are the user's.
     body: dict[str, Any] = {"_convgrad_stock": cls, "_convgrad_backend": None, "_convgrad_layout": "NCL"}
@@ -94,17 +88,32 @@ def accelerated_class(cls: type) -> type:
     return constructors.derived_class(accelerated_class, cls, (cls, base), body)
 
 
-def owner_class(cls: type) -> type:
-    """The class of a module that calls two modules that are computed together (`convgrad.nn.joined`)."""
+def padding_class(cls: type) -> type:
+    """Return the class of a module whose forward pads what a convolution reads (`convgrad.nn.padding`)."""
     if _is_parametrized(cls):
-        return constructors.with_bases(cls, (owner_class(cls.__bases__[0]),))
+        return constructors.with_bases(cls, (padding_class(cls.__bases__[0]),))
 
     @wraps(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return joined.Owner.forward(self, *args, **kwargs)
+        return padding.Pads.forward(self, *args, **kwargs)
 
     body = {"forward": forward, "_convgrad_stock": cls}
-    return constructors.derived_class(owner_class, cls, (joined.Owner, cls), body)
+    return constructors.derived_class(padding_class, cls, (padding.Pads, cls), body)
+
+
+def pads(module: nn.Module) -> bool:
+    """Return whether the forward of a module may pad what a convolution reads, by the names in it.
+
+    Where it does not, watching it costs some microseconds in its first call.
+    """
+    cls = type(module)
+    return (
+        (any(map(is_convolution, module.children())) or (is_convolution(module) and not _own_computation(cls)))
+        and not cls.__module__.startswith(("torch.", "convgrad."))
+        and not isinstance(module, (padding.Pads, fx.GraphModule))  # the latter's class gets other forwards
+        and "forward" not in vars(module)
+        and any("pad" in name for name in _names_of(getattr(cls, "forward", None)))
+    )
 
 
 # ---- back ----------------------------------------------------------------------------------------
@@ -164,18 +173,30 @@ _FUNCTION = {
 }
 
 
+def weight_of(module: Any) -> Tensor | None:
+    """Return the weight of a layer for its dtype, device and strides, without running code that computes it.
+
+    Of a parametrized weight that is what it is computed from.
+    """
+    if (own := module._parameters.get("weight")) is not None:
+        return own
+    if "weight" in (module._modules.get("parametrizations") or ()):
+        return next(module.parametrizations["weight"].parameters(), None)
+    return vars(module).get("weight")  # as the older weight_norm and pruning set it
+
+
 def reason_against(module: nn.Module) -> str | None:
     """Why a module cannot be accelerated by its class; None where it can."""
     if isinstance(module, tuple(_STOCK)):
-        return "convgrad computes it already"
+        return ALREADY
     if "forward" in vars(module) or "_conv_forward" in vars(module):
         return "its forward was replaced on the instance"
-    if not is_norm(module) and getattr(module, "weight", None) is None:
+    if not is_norm(module) and weight_of(module) is None:
         return "it has no weight yet"
     cls = type(module)
     if _is_parametrized(cls):
         cls = cls.__bases__[0]
-    if cls in _OURS or cls in _LAZY:
+    if cls in _OURS or cls in _LAZY or cls in _LAZY_NORMS:
         own = is_convolution(module) and sorted({"backend", "layout"} & vars(module).keys())
         return f"it has an attribute {own[0]!r}, which means something else to convgrad" if own else None
     if type(cls).__name__ == "ScriptMeta":

@@ -62,9 +62,8 @@ def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None
     return back
 
 
-def channels_last_pays(convolutions: list[Any]) -> tuple[bool, str]:
-    """Whether channels_last is expected to pay for these 2-d and 3-d convolutions, and why, without measuring."""
-    weights: list[Tensor] = [w for m in convolutions if (w := getattr(m, "weight", None)) is not None]
+def channels_last_pays(weights: list[Tensor]) -> tuple[bool, str]:
+    """Return whether channels_last is expected to pay for 2-d and 3-d convolutions, and why, without measuring."""
     if not weights:
         return False, "no 2-d or 3-d convolution whose layout could be turned"
     if all(w.dtype is torch.float64 for w in weights):

@@ -14,13 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 from .. import functional
 from .._compat import fx_tracing
-from ..nn import batch_norm, instance_norm, joined, linear
-from ..nn import padding as unpadded
+from ..nn import batch_norm, deferred, instance_norm, linear
+from ..nn import padding as deferred_padding
 
 
 def _convolution(
     d: int,
     compute: Callable[..., Tensor],
+    module: Any,
     input: Any,
     weight: Any,
     bias: Any = None,
@@ -29,46 +30,59 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """A function of ours, which reads the padding of an input that the forward padded (`convgrad.nn.joined`)."""
-    joined.now.stop_watching()
-    if isinstance(input, joined.Padded):
+    """A function of convgrad's, which reads the padding of an input that the forward padded."""
+    deferred.stop_watching()
+    if isinstance(input, deferred_padding.Padded):
         stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)
         given = SimpleNamespace(kernel_size=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
-        sides = functional.sides_of(given)
-        output = unpadded.convolve_padded(input, weight, bias, stride, sides, dilation, groups)
+        output = input.convolve(weight, bias, stride, functional.sides_of(given), dilation, groups)
         if output is not None:
             return output
-        input = input.operand()
+        input, saving = input.operand()
+        with saving:
+            return compute(input, weight, bias, stride, padding, dilation, groups)
+    if isinstance(input, deferred.Deferred):
+        input = input.read()
     return compute(input, weight, bias, stride, padding, dilation, groups)
 
 
+def _without_module(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda module, *args, **kwargs: compute(*args, **kwargs)
+
+
+#: Function -> what computes it, given the module whose forward calls it.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.conv1d: partial(_convolution, 1, functional.conv1d),
     F.conv2d: partial(_convolution, 2, functional.conv2d),
     F.conv3d: partial(_convolution, 3, functional.conv3d),
-    F.conv_transpose1d: functional.conv_transpose1d,
-    F.conv_transpose2d: functional.conv_transpose2d,
-    F.conv_transpose3d: functional.conv_transpose3d,
+    F.conv_transpose1d: _without_module(functional.conv_transpose1d),
+    F.conv_transpose2d: _without_module(functional.conv_transpose2d),
+    F.conv_transpose3d: _without_module(functional.conv_transpose3d),
     F.batch_norm: batch_norm.batch_norm,
     F.instance_norm: instance_norm.instance_norm,
-    F.linear: linear.linear,
+    F.linear: _without_module(linear.linear),
+    F.pad: deferred_padding.pad,
 }
 
 
 class _Redirected(TorchFunctionMode):
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call: Any = _FUNCTIONS.get(func, func)
-        return call(*args, **(kwargs or {}))
+        call = _FUNCTIONS.get(func)
+        return func(*args, **(kwargs or {})) if call is None else call(self.module, *args, **(kwargs or {}))
 
 
 def redirected(cls: Any) -> Callable[..., Any]:
-    """The forward of a class, as it is when called; a graph of `torch.fx` has the calls as the user wrote them."""
+    """Return the forward of a class with these functions; in a graph of `torch.fx`, as the user wrote it."""
 
     @wraps(cls.forward)
-    def computed(*args: Any, **kwargs: Any) -> Any:
+    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if fx_tracing():
-            return cls.forward(*args, **kwargs)
-        with _Redirected():
-            return cls.forward(*args, **kwargs)
+            return cls.forward(self, *args, **kwargs)
+        with _Redirected(self):
+            return cls.forward(self, *args, **kwargs)
 
     return computed

@@ -6,31 +6,72 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
+from typing import NamedTuple
 
 from ..tables import html_table, text_table
 
 _NAMED = 3  # layers of a row; of more the first
 
 
-@dataclass
-class Report:
-    """The layers that `accelerate_` replaced and those that it left, each with the reason; prints as a summary.
+ALREADY = "convgrad computes it already"
+
+
+class Decision(NamedTuple):
+    """What is done with one module.
 
     Attributes:
-        replaced: name of the layer -> what it became.
-        left: name of the layer -> why it stays as it is.
-        norms, linears: the names, in both, of normalizations and of linear layers; the others are convolutions.
-        memory_format: the layout to which the model was converted, or None.
-        layout: why it was converted, or was not.
+        name: of the module in the model.
+        kind: ``"convolution"``, ``"normalization"``, ``"linear layer"`` or ``"padding"``.
+        becomes: the function that makes its new class of its class, or None where it stays as it is.
+        why: what it is, or why it stays.
     """
 
-    replaced: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    norms: set[str] = field(default_factory=set)
-    linears: set[str] = field(default_factory=set)
+    name: str
+    kind: str
+    becomes: Callable[[type], type] | None
+    why: str
+
+
+@dataclass
+class Report:
+    """What `accelerate_` decided for each layer; prints as a summary.
+
+    Attributes:
+        decisions: one for each layer of a kind that convgrad computes, and for each module that pads with zeros.
+        memory_format: the layout to which the model was converted, or None.
+        layout: why it was converted, or was not.
+        dry_run: whether this is a plan, and the model is as it was.
+    """
+
+    decisions: list[Decision] = field(default_factory=list)
     memory_format: str | None = None
     layout: str = ""
+    dry_run: bool = False
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    @property
+    def replaced(self) -> dict[str, str]:
+        """Name of each module that was replaced -> what it is."""
+        found: dict[str, str] = {}
+        for decision in self.decisions:
+            if decision.becomes:
+                found.setdefault(decision.name, decision.why)  # a layer may pad, too
+        return found
+
+    @property
+    def left(self) -> dict[str, str]:
+        """Name of each layer that stays as it is -> the reason."""
+        return {d.name: d.why for d in self.decisions if not d.becomes}
+
+    @property
+    def norms(self) -> set[str]:
+        """The names of the normalizations."""
+        return {d.name for d in self.decisions if d.kind == "normalization"}
+
+    @property
+    def linears(self) -> set[str]:
+        """The names of the linear layers."""
+        return {d.name for d in self.decisions if d.kind == "linear layer"}
 
     def restore(self) -> None:
         """Give every object of the model back its class, layout and hooks; a second call does nothing."""
@@ -39,15 +80,15 @@ class Report:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(layer, computed by, what it is or why it stays) for each layer of a kind that convgrad computes."""
-        rows = [(name or "(the model)", "convgrad", what) for name, what in self.replaced.items()]
-        return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
+        ordered = sorted(self.decisions, key=lambda d: d.becomes is None)
+        return [(d.name or "(the model)", "convgrad" if d.becomes else "as it was", d.why) for d in ordered]
 
     def _table(self) -> list[tuple[str, str, str]]:
         """The rows; layers of one class that were replaced share one, as do those that stay for one reason."""
         alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for name, who, what in self.rows():
-            # Without a layer's arguments, and without the sizes of its inputs.
-            kind = re.sub(r"\(.*?\)(?=, with|$)", "", what) if who == "convgrad" else what.split(" for inputs of ")[0]
+            # Without a layer's arguments.
+            kind = re.sub(r"\(.*\)$", "", what) if who == "convgrad" else what
             alike.setdefault((who, kind), []).append((name, what))
         table = [("layer", "computed by", "")]
         for (who, kind), rows in alike.items():
@@ -68,18 +109,22 @@ class Report:
     @property
     def summary(self) -> str:
         """One line."""
-        if not self.rows():
+        if not self.decisions:
             return "no layer is of a kind that convgrad computes; convgrad.takeover() reaches functions too"
-        convolutions, norms, linears = self.counts
-        text = "{} of {} convolutions replaced".format(*convolutions)
-        if self.norms:
-            text += ", {} of {} normalizations".format(*norms)
-        if self.linears:
-            text += ", {} of {} linear layers".format(*linears)
-        return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
+        done = "would be replaced" if self.dry_run else "replaced"
+        parts = []
+        for kind in ("convolution", "normalization", "linear layer"):
+            of_kind = [d for d in self.decisions if d.kind == kind]
+            if of_kind or not parts:
+                already = sum(d.why == ALREADY for d in of_kind)
+                text = f"{sum(bool(d.becomes) for d in of_kind)} of {len(of_kind)} {kind}s"
+                parts.append(f"{text}{'' if parts else f' {done}'}{f' ({already} already)' if already else ''}")
+        turned = f"{self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
+        return f"{', '.join(parts)}; layout: {turned}"
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...]:
         """(replaced, all) of the convolutions, of the normalizations, and of the linear layers."""
-        kinds = ({*self.replaced, *self.left} - self.norms - self.linears, self.norms, self.linears)
-        return tuple([(len(kind & self.replaced.keys()), len(kind)) for kind in kinds])
+        kinds = ("convolution", "normalization", "linear layer")
+        each = [[bool(d.becomes) for d in self.decisions if d.kind == kind] for kind in kinds]
+        return tuple((sum(one), len(one)) for one in each)

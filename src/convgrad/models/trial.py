@@ -1,9 +1,8 @@
-"""A model run on example inputs, to see the sizes that reach its layers and which layout is faster; then as before."""
+"""Which layout of a model is faster, measured on copies with example inputs."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .._compat import suggests_channels_last
 from ..engine import unobserved
 from ..engine.ab_timer import compare
-from .classes import is_convolution, is_linear, is_norm
-from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
 
@@ -52,80 +48,14 @@ def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-# ---- sizes ---------------------------------------------------------------------------------------
-
-
-@unobserved()
-def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
-    """The inputs of each convolution, normalization and linear layer, by the name of the layer."""
-    seen: dict[str, list[Seen]] = {}
-    twin = copied(model)
-    with quietly(model if twin is None else twin) as tried:
-        handles = [  # a module with `cls_to_become` is lazy
-            module.register_forward_pre_hook(_noting(seen.setdefault(name, [])), with_kwargs=True)
-            for name, module in tried.named_modules()
-            if is_convolution(module) or is_norm(module) or is_linear(module) or hasattr(module, "cls_to_become")
-        ]
-        try:
-            _call(tried, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-    return seen
-
-
-def _noting(seen: list[Seen]) -> Callable[..., None]:
-    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = args[0] if args else kwargs.get("input")
-        if isinstance(x, Tensor):
-            if is_convolution(module) and x.dim() < len(module.kernel_size) + 2:
-                x = x.unsqueeze(0)
-            seen.append(Seen(tuple(x.shape), suggests_channels_last(x)))
-
-    return hook
-
-
 @contextmanager
-def quietly(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation, without gradients; afterwards its modes, buffers and the random state are as before.
-
-    Its own ``train`` and ``eval``, which may do more (a LoRA layer adds its weights), are not called.
-    """
-    device = _device(model)
-    modes: list[tuple[Any, bool]] = [(m, m.training) for m in model.modules()]
-    buffers = [(b, b.clone(), b._version) for b in model.buffers() if not (nn.parameter.is_lazy(b) or b.is_inference())]
-    try:
-        with torch.no_grad(), no_number_drawn(device):
-            for module, _ in modes:
-                module.training = False
-            try:
-                yield model
-            finally:
-                for buffer, value, version in buffers:
-                    if buffer._version != version:  # others may be expanded, and cannot be written to
-                        buffer.copy_(value)
-    finally:
-        fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-        for module, training in modes:
-            module.training = training
-            if fsdp and isinstance(module, fsdp.FSDPModule):
-                module.reshard()  # its parameters were gathered for a backward that does not come
-
-
-@contextmanager
-def no_number_drawn(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Restore Python's, NumPy's and PyTorch's random states afterwards; yields a function: was any number drawn?"""
+def _no_number_drawn(device: torch.device) -> Iterator[None]:
+    """Restore Python's, NumPy's and PyTorch's random states afterwards."""
     numpy = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
-
-    def states() -> bytes:
-        numbers = random.getstate(), torch.get_rng_state().tolist(), numpy and numpy.random.get_state()
-        return pickle.dumps(numbers)
-
-    before = states()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield lambda: states() != before
+            yield
     finally:
         random.setstate(of_python)
         if numpy:
@@ -150,7 +80,7 @@ def faster_in_channels_last(
     accelerate_(turned, "channels_last", only_gains=False)
     device = _device(model)
     calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
-    with no_number_drawn(device):
+    with _no_number_drawn(device):
         if why := why_it_fails(calls["as it was"]):
             return False, f"not measured, since a training step on these inputs fails: {why}"
         if why := why_it_fails(calls["channels_last"]):

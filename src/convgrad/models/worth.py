@@ -1,39 +1,30 @@
-"""Whether a layer is worth replacing, by the engine's choice and without measuring.
+"""Whether a layer may gain, by the engine's choice and without measuring or running it.
 
-It is if another backend than ATen is chosen for any of its outputs: at the sizes of the inputs that it was seen to get,
-or where these are not known (None), at any of a grid of usual sizes.
+It may if another backend than ATen is chosen for any of its outputs at any of a grid of usual sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
-from math import prod
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from .._compat import channels_last_of, cpu_lacks, suggests_channels_last
-from ..backends import native_norm_takes, norm_gains
+from ..backends import native_norm_takes
 from ..check import problem_of_module
-from ..engine import BY_RULE, Plan, beats_matmul, get_backend, linear_gains
+from ..engine import Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
 from ..ops import autocast_dtype
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output, Outputs
 from ..settings import measuring_share
 
-Shape = Sequence[int]
 #: `engine.plan_for`, which may remember: a model has many layers alike.
 PlanFor = Callable[[ConvProblem, Outputs, torch.device], Plan]
-
-
-class Seen(NamedTuple):
-    """An input that reached a layer: its shape, batch included, and whether it lay in channels_last."""
-
-    shape: tuple[int, ...]
-    channels_last: bool
 
 
 #: Sizes of images, sequences and volumes that are tried where the actual ones are not known.
@@ -45,44 +36,46 @@ _SMALL = (1, 2, 3, 4)
 _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
-def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor) -> bool:
-    """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
+def worth_replacing(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
+    """Return whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
 
-    On a GPU the rules prefer others for large layers alone, and a small one that is replaced for nothing takes the
-    processor longer. So there the rules count only where sizes are known. A layer in float32 gets bfloat16 there too,
-    by autocast, for which the rules take more; on a CPU it gets what autocast is on for now, and nothing else.
+    A layer in float32 on a GPU may get bfloat16, too, by autocast, for which the rules take more; on a CPU it gets what
+    autocast is on for now, and nothing else.
     """
-    d, device = len(module.kernel_size), module.weight.device
-    dtypes = {module.weight.dtype}
+    described = _described(module)
+    d, device = len(module.kernel_size), weight.device
+    dtypes = {weight.dtype}
     if dtypes == {torch.float32}:
         on_cpu = {autocast_dtype("cpu") or torch.float32}
         dtypes = on_cpu if device.type == "cpu" else {torch.float32, torch.bfloat16}
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
-    turned = suggests_channels_last(module.weight)  # then so is every result
-    formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))
+    formats = [channels_last] if suggests_channels_last(weight) else dict.fromkeys((contiguous, channels_last))
 
-    def grid(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[Shape]:
-        return ((batch, module.in_channels, *(size,) * d) for batch in batches for size in sizes)
-
-    def problems(inputs: Iterable[tuple[Shape, torch.memory_format]]) -> Iterator[ConvProblem]:
-        for (shape, memory_format), dtype in product(inputs, dtypes):
+    def problems(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[ConvProblem]:
+        for batch, size, memory_format, dtype in product(batches, sizes, formats, dtypes):
             with suppress(ConvgradError):  # this size is too small for the kernel
-                yield problem_of_module(module, shape, dtype, memory_format)
+                yield problem_of_module(described, (batch, module.in_channels, *(size,) * d), dtype, memory_format)
 
-    if seen is None:
-        inputs = product(grid(_BATCHES, _SIZES[d]), formats)
-    else:
-        inputs = ((shape, channels_last if turned or last else contiguous) for shape, last in seen)
-    ruled = seen is not None or device.type == "cpu"
-    if any(not p.empty and _any_but_aten(p, device, plan_for, ruled) for p in problems(inputs)):
+    if any(not p.empty and _any_but_aten(p, device, plan_for) for p in problems(_BATCHES, _SIZES[d])):
         return True
     aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
-    small = product(grid((2,), _SMALL), formats)
-    return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
+    return any(aten.wrong_here(p, PASSES, device)[0] for p in problems((2,), _SMALL))
 
 
-def linear_may_gain(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor) -> bool:
-    """Whether a linear layer may be faster as a pointwise convolution, on a CPU.
+def _described(module: Any) -> Any:
+    """Return the arguments of a convolution, without its weight and bias, which a parametrization may compute."""
+    names = ("kernel_size", "in_channels", "out_channels", "groups", "stride", "padding", "dilation", "padding_mode")
+    names += ("transposed", "output_padding")
+    return SimpleNamespace(**{name: getattr(module, name) for name in names}, bias=_bias(module))
+
+
+def _bias(module: Any) -> Any:
+    parametrized = "bias" in (module._modules.get("parametrizations") or ())
+    return True if parametrized else module._parameters.get("bias", vars(module).get("bias"))
+
+
+def linear_may_gain(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
+    """Return whether a linear layer may be faster as a pointwise convolution, on a CPU.
 
     Where measuring is on, it is found out when the layer runs. Under autocast it is PyTorch's, unless the processor
     lacks the arithmetic.
@@ -90,12 +83,10 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
     by_autocast = autocast_dtype("cpu")
     if by_autocast and not cpu_lacks(by_autocast):
         return False
-    weight, has_bias = module.weight, module.bias is not None
-    n, c = weight.shape
-    rows = _ROWS if seen is None else {prod(s.shape[:-1]) for s in seen}
+    n, c, has_bias = module.out_features, module.in_features, _bias(module) is not None
     problems = (
         ConvProblem.parse(f"mb1ic{c}ih1iw{m}oc{n}kh1kw1 channels_last").replace(dtype=weight.dtype, has_bias=has_bias)
-        for m in rows
+        for m in _ROWS
         if weight.is_cpu and linear_gains(m * c, n, c)
     )
     measuring = measuring_share(weight.device) > 0
@@ -106,28 +97,24 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
     return False
 
 
-def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype, by_image: bool) -> bool:
-    """Whether a normalization with parameters of this dtype may be faster in training, on a CPU."""
-    if device.type != "cpu" or not native_norm_takes(dtype):
-        return False
-    return seen is None or any(norm_gains(s.shape, s.channels_last and not by_image, by_image) for s in seen)
+def norm_may_gain(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a normalization with parameters of this dtype may be faster in training, on a CPU."""
+    return device.type == "cpu" and native_norm_takes(dtype)
 
 
-def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor, ruled: bool) -> bool:
+def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor) -> bool:
     backward: list[Output] = [o for o in OUTPUTS if o != problem.bias_pass and (problem.has_bias or o != "grad_bias")]
     forward: Outputs = (problem.bias_pass,)
     calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
     for outputs in calls:
         with suppress(ConvgradError):
             steps = plan_for(problem.replace(has_bias=False), outputs, device).steps
-            if any(s.backend.name != "aten" and (ruled or not s.reason.startswith(BY_RULE)) for s in steps):
+            if any(s.backend.name != "aten" for s in steps):
                 return True
     return False
 
 
-def dtype_against(module: nn.Module) -> str | None:
-    """Why the dtype of a module's weight rules it out; None where it does not."""
-    dtype = module.weight.dtype  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
-        return None
-    return f"its weight is {dtype}"
+def dtype_against(weight: Tensor) -> str | None:
+    """Return why the dtype of a weight rules a layer out; None where it does not."""
+    dtype = weight.dtype
+    return None if dtype.is_floating_point and dtype.itemsize > 1 else f"its weight is {dtype}"

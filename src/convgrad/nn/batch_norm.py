@@ -7,13 +7,20 @@ small inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn import functional as F
+from torch.nn.modules import module as hooks_of_all
 
 from .._compat import (
+    accumulate_dtype,
+    anything_compiled,
     apply_of,
     channels_last_of,
     dispatch_modes,
@@ -23,9 +30,11 @@ from .._compat import (
     fx_tracing,
     has_storage,
     jit_tracing,
+    saved_tensors_hooks,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .joined import FUNCTIONS, OF_A_MODULE, Activated, leaf_of_fx, now, refuse_scripting
+from .deferred import Deferred, watching
+from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -36,7 +45,11 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 def _plain() -> bool:
     """Whether a call is computed by what it calls: no transform, mode or trace sees it."""
     return not (
-        functorch_active() or dispatch_modes() or function_modes() or forward_ad_active() or jit_tracing() is not None
+        functorch_active()
+        or dispatch_modes()
+        or function_modes() > watching()
+        or forward_ad_active()
+        or jit_tracing() is not None
     )
 
 
@@ -74,9 +87,9 @@ def _is_ours(input: Any) -> bool:
     )
 
 
-def _gains(input: Tensor, activation: Any) -> bool:
+def _gains(input: Tensor, reader: str | None) -> bool:
     """Whether a whole step gains: in channels_last only by the activation."""
-    return activation is not None or input.is_contiguous()
+    return reader != "" or input.is_contiguous()
 
 
 def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
@@ -98,8 +111,6 @@ def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
 class _BatchNorm:
     """The forward that the three share."""
 
-    _convgrad_joins = "norm"
-
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
         if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
@@ -107,9 +118,9 @@ class _BatchNorm:
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not (by_batch and self.eps > 0 and _is_ours(input)):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        activation = now.joined_with(self, OF_A_MODULE)
+        reader = expected_reader(self)
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
-        if not (_gains(input, activation) and fit(input, (weight, bias, mean, var))):
+        if not (_gains(input, reader) and fit(input, (weight, bias, mean, var))):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)
         momentum = self.momentum
@@ -119,12 +130,13 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        return compute(activation, input, weight, bias, mean, var, momentum or 0.0, self.eps)
+        return compute(self, reader, input, weight, bias, mean, var, momentum or 0.0, self.eps)
 
     __prepare_scriptable__ = refuse_scripting
 
 
 def batch_norm(
+    module: Any,
     input: Any,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -134,74 +146,287 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be."""
+    """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be.
+
+    Args:
+        module: the module whose forward calls it.
+    """
     if training and eps > 0 and _is_ours(input):
-        activation, parameters = now.joined_with(now.owner), (weight, bias, running_mean, running_var)
-        if _gains(input, activation) and fit(input, parameters):
-            return compute(activation, input, *parameters, momentum, eps)
+        reader, parameters = expected_reader(module), (weight, bias, running_mean, running_var)
+        if _gains(input, reader) and fit(input, parameters):
+            return compute(module, reader, input, *parameters, momentum, eps)
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def compute(activation: Any, *arguments: Any, shape: torch.Size | None = None) -> Tensor:
-    """Normalize by the kernels.
+# ---- the reader of the result --------------------------------------------------------------------
+
+#: Module -> the activation that read its result last; "" where something else did, and then it is computed at once.
+_readers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def has_hooks(module: Any) -> bool:
+    """Return whether hooks see the output of a module."""
+    return bool(module._forward_hooks or hooks_of_all._has_any_global_hook())
+
+
+def expected_reader(module: Any) -> str | None:
+    """Return the activation that is expected to read a module's result, or "" for anything else; None if not known.
+
+    What hooks see is not read by an activation alone. Inside of hooks on saved tensors (`torch.utils.checkpoint`) every
+    other result is deferred: what autograd saves must not depend on what was learned meanwhile.
+    """
+    if has_hooks(module):
+        return ""
+    reader = _readers.get(module)
+    return None if reader == "" and saved_tensors_hooks() is not None else reader
+
+
+def compute(
+    module: Any,
+    reader: str | None,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    epsilon: float,
+    by_image: bool = False,
+) -> Tensor:
+    """Normalize by the kernels, together with the activation that is expected to follow where gradients are recorded.
+
+    Without gradients the result is computed at once: the input may change before the activation reads the result, and
+    the backward, which would refuse that, never runs. So it is where a compiled function may read it, which Dynamo
+    could not trace.
 
     Args:
-        activation: the module behind it whose values are computed, too; or None.
-        arguments: input, weight, bias, running mean and variance, momentum, epsilon.
-        shape: of the result, if not the input's.
+        reader: what `expected_reader` returned.
+        by_image: normalize each image by itself.
     """
-    name = "" if activation is None else activation._convgrad_activation
-    arguments = (*arguments, name)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:3]):
-        output = _normalization(*arguments)
-    else:
-        output = normalize(*arguments)[0]
-    if shape is not None:  # no view, since autograd would copy all of it for what changes it in place, such as a ReLU
-        output = _aten._unsafe_view(output, shape)
-    if activation is not None:
-        now.computed[activation, id(output)] = output
-        if activation in FUNCTIONS.values():
-            output.__class__ = Activated
-    return output
+    tensors, options = (input, weight, bias), (running_mean, running_var, momentum, epsilon)
+    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
+        return normalized(input, weight, bias, *options, "", by_image)[0]
+    if reader == "" or anything_compiled():
+        return _normalization(*tensors, *options, "", by_image, False)
+    value, deferred = _normalization(*tensors, *options, reader or "", by_image, True)
+    deferred._convgrad_pending, deferred._convgrad_activation = value, reader or ""
+    deferred._convgrad_module = ref(module)
+    deferred._convgrad_call = *tensors, epsilon, by_image
+    deferred._convgrad_versions = [t._version for t in tensors if t is not None]
+    return deferred
+
+
+class Normalized(Deferred):
+    """A normalization that an activation may read: its values, or the activation's, are computed already."""
+
+    #: The first output of the node, until the first reader takes it; and the activation that it is the result of.
+    _convgrad_pending: Tensor | None = None
+    _convgrad_activation = ""
+    _convgrad_module: Any
+    #: Input, weight, bias, epsilon, and whether each image is normalized by itself.
+    _convgrad_call: tuple[Tensor, Tensor | None, Tensor | None, float, bool]
+    _convgrad_versions: list[int]
+
+    def read(self) -> Tensor:
+        """Return an ordinary tensor with the normalization's values."""
+        pending = vars(self).pop("_convgrad_pending", None)
+        if pending is not None:
+            self._expect("")
+            if not self._convgrad_activation:
+                self._convgrad_read = pending
+                self._note()
+        return super().read()
+
+    def activated(self, activation: str, in_place: bool) -> Tensor | None:
+        """Return the result of an activation that is the first reader; None where another one was."""
+        if not torch.is_grad_enabled() or functorch_active():
+            return None
+        pending = vars(self).pop("_convgrad_pending", None)
+        if pending is None:
+            return None
+        if self._convgrad_activation not in ("", activation):
+            self._expect("")
+            return None
+        node = pending.grad_fn
+        if not self._convgrad_activation:
+            with torch.no_grad():
+                _IN_PLACE[activation](pending)
+            node.activation = activation
+        node.version = pending._version
+        self._expect(activation)
+        if in_place:
+            self._convgrad_read = pending
+            torch.autograd.graph.increment_version(self)
+            self._note()
+        return pending
+
+    def _expect(self, reader: str) -> None:
+        module = self._convgrad_module()
+        if module is not None and _readers.get(module) != reader:
+            _readers[module] = "" if module in _readers else reader
+
+    def keep(self) -> None:
+        """Compute the values now: after the backward pass weights change."""
+        if self._convgrad_read is None:
+            vars(self).setdefault("_convgrad_values", self._compute())
+
+    def _compute(self) -> Tensor:
+        values = vars(self).get("_convgrad_values")
+        if values is not None:
+            return values
+        input, weight, bias, epsilon, by_image = self._convgrad_call
+        if [t._version for t in (input, weight, bias) if t is not None] != self._convgrad_versions:
+            raise RuntimeError(
+                "the input, weight or bias of a normalization was changed in place before something other than its "
+                "activation read the result"
+            )
+        with torch.no_grad():
+            return normalized(input, weight, bias, None, None, 0.0, epsilon, "", by_image)[0]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = _ACTIVATIONS.get(func)
+        if known is not None and args and isinstance(args[0], Normalized):
+            activation, in_place = known(*args[1:], **(kwargs or {}))
+            if activation and (output := args[0].activated(activation, in_place)) is not None:
+                return output
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _function(name: str) -> Callable[..., tuple[str, bool]]:
+    return lambda inplace=False: (name, inplace)
+
+
+def _hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[str, bool]:
+    return ("relu6" if (min_val, max_val) == (0, 6) else ""), inplace
+
+
+#: Function or method -> the name of the activation and whether it is in place, of its other arguments.
+_ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
+    **{getattr(F, name): _function(name) for name in ("relu", "relu6", "silu", "hardswish")},
+    **dict.fromkeys((torch.relu, Tensor.relu), lambda: ("relu", False)),
+    **dict.fromkeys((torch.relu_, Tensor.relu_), lambda: ("relu", True)),
+    F.hardtanh: _hardtanh,
+}
+_IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    name: partial(getattr(F, name), inplace=True) for name in ("relu", "relu6", "silu", "hardswish")
+}
+
+
+# ---- values and gradients ------------------------------------------------------------------------
+
+
+def normalized(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    epsilon: float,
+    activation: str = "",
+    by_image: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normalized, activated values, the statistics, and the input as the kernels take it."""
+    options = running_mean, running_var, momentum, epsilon, activation
+    if not by_image:
+        return *normalize(input, weight, bias, *options), input
+    shape, input = input.shape, input.contiguous()
+    weight, bias = _repeated(input, weight, bias)
+    output, statistics = normalize(_folded(input), weight, bias, *options)
+    return _aten._unsafe_view(output, shape), statistics, input  # a view would be copied by activations in place
+
+
+def recomputed(node: Any) -> Tensor:
+    """Return the first output of a node once more, without history; an error where its input changed."""
+    input, weight, bias, _ = node.saved_tensors
+    with torch.no_grad():
+        return normalized(input, weight, bias, None, None, 0.0, node.epsilon, node.activation, node.by_image)[0]
+
+
+def activating_node(t: Tensor) -> Any:
+    """Return the node that computed a tensor, which nothing changed since, if it is one with an activation, or None."""
+    node = t.grad_fn
+    ours = isinstance(node, _Normalization._backward_cls)  # pyright: ignore[reportAttributeAccessIssue]
+    return node if ours and getattr(node, "version", -1) == t._version else None
+
+
+def _folded(input: Tensor) -> Tensor:
+    """Return (N, C, *spatial) as (1, N * C, *spatial)."""
+    return input.view(1, -1, *input.shape[2:])
+
+
+def _repeated(input: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
+    """Return parameters [C] as [N * C], not in 16 bits, to which the gradients of all images would be rounded."""
+    return [None if p is None else p.to(accumulate_dtype(p.dtype)).repeat(len(input)) for p in parameters]
 
 
 class _Normalization(torch.autograd.Function):
-    """Keeps what torch's keeps: input, weight, and mean and inverse standard deviation of each channel.
+    """Saves what torch's saves: input, weight, and mean and inverse standard deviation of each channel.
 
-    With an activation it keeps the bias, too, but neither the normalized input nor the result, as the activation would.
+    Where an activation may follow it saves the bias, too, but neither the normalized input nor the result, as the
+    activation would. Its first output is computed, by `activation` of the node; the second one is deferred, and plain.
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Tensor:
-        output, statistics = normalize(input, weight, bias, *arguments)
-        ctx.epsilon, ctx.activation = arguments[-2:]
-        ctx.save_for_backward(input, weight, bias if ctx.activation else None, statistics)
-        return output
+    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Any:
+        *options, deferred = arguments
+        output, statistics, input = normalized(input, weight, bias, *options)
+        ctx.epsilon, ctx.activation, ctx.by_image = options[-3:]
+        ctx.save_for_backward(input, weight, bias if deferred else None, statistics)
+        if not deferred:
+            return output
+        ctx.set_materialize_grads(False)
+        ctx.version = -1  # of the first output, once an activation has read it
+        second = Normalized.like(output.shape, output.stride(), output)
+        ctx.deferred = ref(second)
+        return output, second
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        input, weight, bias, statistics = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:3]
-        if (
-            _is_dynamo_compiling()
-            or torch.is_grad_enabled()
-            or grad_output.__class__ not in _KINDS
-            or _is_odd(grad_output)
-            or not _plain()
-        ):  # torch's formulas have derivatives of their own
-            if input.is_contiguous():  # torch's kernel misreads one image's gradient that lies otherwise
-                grad_output = grad_output.contiguous()
-            if ctx.activation:
-                normalized = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
-                grad_output = _GRADIENTS[ctx.activation](grad_output, normalized)
-            scale = None if weight is None else weight.to(statistics.dtype)
-            gradients = _aten.native_batch_norm_backward(
-                grad_output, input, scale, None, None, *statistics, True, ctx.epsilon, needs
-            )
-        else:
-            grad_output = grad_output.contiguous(memory_format=_format(input))
-            gradients = normalization_gradients(grad_output, input, weight, bias, statistics, needs, ctx.activation)
-        return (*gradients, None, None, None, None, None)
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [(g, a) for g, a in zip(grad_outputs, (ctx.activation, ""), strict=False) if g is not None]
+        saved = ctx.saved_tensors  # once: a checkpoint gives each only once
+        gradients, *more = [_gradients(ctx, saved, g, activation) for g, activation in given]
+        for each in more:
+            gradients = [None if a is None or b is None else a + b for a, b in zip(gradients, each, strict=True)]
+        if len(grad_outputs) > 1 and (deferred := ctx.deferred()) is not None:
+            deferred.keep()
+        return (*gradients, *(None,) * 7)
+
+
+def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias, as far as they are needed."""
+    input, weight, bias, statistics = saved
+    needs, shape, n = ctx.needs_input_grad[:3], input.shape, len(input)
+    plain = not (
+        _is_dynamo_compiling()
+        or torch.is_grad_enabled()
+        or grad_output.__class__ not in _KINDS
+        or _is_odd(grad_output)
+        or not _plain()
+    )
+    if plain or input.is_contiguous():  # torch's kernel misreads one image's gradient in another layout
+        grad_output = grad_output.contiguous(memory_format=_format(input))
+    if ctx.by_image:
+        weight, bias = _repeated(input, weight, bias)
+        input, grad_output = _folded(input), _folded(grad_output)
+    if plain:
+        gradients = normalization_gradients(grad_output, input, weight, bias, statistics, needs, activation)
+    else:  # torch's formulas have derivatives of their own
+        if activation:
+            z = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
+            grad_output = _GRADIENTS[activation](grad_output, z)
+        scale = None if weight is None else weight.to(statistics.dtype)
+        gradients = _aten.native_batch_norm_backward(
+            grad_output, input, scale, None, None, *statistics, True, ctx.epsilon, needs
+        )
+    if ctx.by_image:
+        of_input, *of_channels = gradients
+        gradients = (
+            None if of_input is None else of_input.view(shape),
+            *(None if g is None else g.view(n, -1).sum(0) for g in of_channels),
+        )
+    return tuple(gradients)
 
 
 _normalization = apply_of(_Normalization)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._compat import accumulate_dtype, fx_tracing
+from .._compat import fx_tracing
 from ..backends import norm_gains
-from .batch_norm import compute, document, fit, is_plain
-from .joined import OF_A_MODULE, leaf_of_fx, now, refuse_scripting
+from .batch_norm import compute, document, expected_reader, fit, is_plain
+from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
@@ -25,18 +25,12 @@ def _is_ours(input: Any, weight: Any, bias: Any, eps: float) -> bool:
     return eps > 0 and is_plain(input) and norm_gains(input.shape, False, by_image=True) and fit(input, (weight, bias))
 
 
-def _compute(activation: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    n, c = input.shape[:2]
-    folded = input.contiguous().view(1, n * c, *input.shape[2:])  # [1, N * C, *spatial]
-    # [N * C], not in 16 bits, to which the gradients of all images would be rounded before they are added up.
-    each = [None if p is None else p.to(accumulate_dtype(p.dtype)).repeat(n) for p in (weight, bias)]
-    return compute(activation, folded, *each, None, None, 0.0, eps, shape=input.shape)
+def _compute(module: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return compute(module, expected_reader(module), input, weight, bias, None, None, 0.0, eps, by_image=True)
 
 
 class _InstanceNorm:
     """The forward that the three share."""
-
-    _convgrad_joins = "norm"
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
@@ -46,14 +40,14 @@ class _InstanceNorm:
 
     def _apply_instance_norm(self: Any, input: Any) -> Any:  # of an input that torch's forward has checked
         if self.running_mean is None and _is_ours(input, self.weight, self.bias, self.eps):
-            activation = now.joined_with(self, OF_A_MODULE + 2)
-            return _compute(activation, input, self.weight, self.bias, self.eps)
+            return _compute(self, input, self.weight, self.bias, self.eps)
         return super()._apply_instance_norm(input)  # pyright: ignore[reportAttributeAccessIssue]
 
     __prepare_scriptable__ = refuse_scripting
 
 
 def instance_norm(
+    module: Any,
     input: Any,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -63,9 +57,13 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``torch.nn.functional.instance_norm``, computed by convgrad where a module would be."""
+    """``torch.nn.functional.instance_norm``, computed by convgrad where a module would be.
+
+    Args:
+        module: the module whose forward calls it.
+    """
     if use_input_stats and running_mean is None and running_var is None and _is_ours(input, weight, bias, eps):
-        return _compute(now.joined_with(now.owner), input, weight, bias, eps)
+        return _compute(module, input, weight, bias, eps)
     return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 

@@ -21,8 +21,9 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..padding_modes import pad
 from .constructors import set_constructor
-from .joined import Padded, leaf_of_fx, now, refuse_scripting
-from .padding import as_pairs, convolve, convolve_padded
+from .deferred import Deferred, stop_watching
+from .padding import Padded, as_pairs, convolve
+from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -108,20 +109,23 @@ class _Conv(_WithBackend):
             return self._conv_forward(input, own["weight"], own["bias"])
         return self._conv_forward(input, self.weight, self.bias)
 
-    _convgrad_joined = "pad"
     _convgrad_unpadded = staticmethod(convolve)
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
         if not _is_dynamo_compiling():
-            now.stop_watching()
-        if isinstance(input, Padded):
-            if mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend:
-                sides, compute = functional.sides_of(self), self._convgrad_unpadded
-                output = convolve_padded(input, weight, bias, stride, sides, dilation, groups, compute)
-                if output is not None:
-                    return output
-            input = input.operand()
+            stop_watching()
+        plain = mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend
+        if isinstance(input, Padded) and plain:
+            sides, compute = functional.sides_of(self), self._convgrad_unpadded
+            output = input.convolve(weight, bias, stride, sides, dilation, groups, compute)
+            if output is not None:
+                return output
+            input, saving = input.operand()
+            with saving:
+                return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
+        if isinstance(input, Deferred):
+            input = input.read()
         if mode == "zeros":
             return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
         sides, kernel, backend = as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
@@ -153,6 +157,8 @@ class _ConvTranspose(_WithBackend):
     def _conv_forward(
         self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, output_size: Sequence[int] | None = None
     ) -> Tensor:
+        if isinstance(input, Deferred):
+            input = input.read()
         size, padding = output_size, self.padding
         if size is not None:
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from .._compat import without_autocast
+from .._compat import fx_tracing, jit_tracing, suggested_format, without_autocast
+from .._compat import saved_tensors_hooks as top_hooks
 from ..backends import PaddedCopy
 from ..engine import Plan, find, make
 from ..ops import apply, autocast_is_on, cast
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, PaddingMode
 from ..settings import may_choose_again
-from .joined import Padded
+from .batch_norm import activating_node, has_hooks, recomputed
+from .deferred import Deferred, watch
+from .tracing import leaf_of_fx
 
 
 def convolve(
@@ -58,23 +67,180 @@ def convolve(
     return plan.contract(input, weight, bias)
 
 
-def convolve_padded(
-    padded: Padded,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, ...],
-    sides: Sides,
-    dilation: tuple[int, ...],
-    groups: int,
-    compute: Callable[..., Tensor | None] = convolve,
-) -> Tensor | None:
-    """The convolution, with padding of its own, of what was padded with zeros; None where that takes a padded copy."""
-    input, zeros, _ = padded._convgrad_parts
-    more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
-    if not any(zeros) or len(more) != len(sides):  # not only the spatial dimensions are to have them
-        return None
-    sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
-    return compute(input, weight, bias, stride, sides, dilation, groups, "zeros")
+# ---- zeros that a convolution reads ---------------------------------------------------------------
+
+
+class Padded(Deferred):
+    """A tensor with zeros around it that is not computed: a convolution reads the input instead.
+
+    The convolution then saves the input for its gradients, where it would save a padded copy, and the input may be
+    changed in place later, as nothing else saves it. So there is one only where the input can be computed again: the
+    result of a normalization with its activation.
+    """
+
+    _convgrad_module: Any
+    _convgrad_input: Tensor
+    _convgrad_zeros: tuple[int, ...]
+    _convgrad_node: Any
+
+    def read(self) -> Tensor:
+        """Return an ordinary tensor with the values."""
+        _padded_for[self._convgrad_module()] = False
+        return super().read()
+
+    def _original(self) -> Tensor:
+        """Return the input's values as they were, without history."""
+        t = self._convgrad_input
+        return t.detach() if t._version == self._convgrad_node.version else recomputed(self._convgrad_node)
+
+    def _compute(self) -> Tensor:
+        return _pad(self._original(), self._convgrad_zeros)
+
+    def convolve(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, ...],
+        sides: Sides,
+        dilation: tuple[int, ...],
+        groups: int,
+        compute: Callable[..., Tensor | None] = convolve,
+    ) -> Tensor | None:
+        """Return the convolution, with padding of its own; None where that takes a padded copy."""
+        input, zeros = self._convgrad_input, self._convgrad_zeros
+        more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
+        if not any(zeros) or len(more) != len(sides) or activating_node(input) is None:
+            return None  # nothing to read; other dimensions; or the input has changed
+        sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+        with self._saving():
+            return compute(input, weight, bias, stride, sides, dilation, groups, "zeros")
+
+    def operand(self) -> tuple[Tensor, AbstractContextManager[Any]]:
+        """Return what a convolution takes that reads no padding, and a block for its call; no zeros need no copy."""
+        if any(self._convgrad_zeros) or activating_node(self._convgrad_input) is None:
+            return self.read(), nullcontext()
+        return self._convgrad_input, self._saving()
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, t: Tensor) -> tuple[Tensor, int, bool]:
+        return t, t._version, t.data_ptr() == self._convgrad_input.data_ptr()
+
+    def _unpack(self, packed: tuple[Tensor, int, bool]) -> Tensor:
+        t, version, is_input = packed
+        if t._version != version:
+            if is_input:
+                return self._original()
+            raise RuntimeError(
+                "the weight of a convolution was changed in place after its forward and before its backward"
+            )
+        return t
+
+
+class _Padding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, zeros: tuple[int, ...]) -> Tensor:
+        ctx.zeros = zeros
+        shape = list(input.shape)
+        for i, n in enumerate(zeros):
+            shape[-1 - i // 2] += n
+        like = torch.empty(shape, device="meta", memory_format=suggested_format(input))
+        return Padded.like(shape, like.stride(), input)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _pad(grad_output, [-n for n in ctx.zeros]), None
+
+
+_pad = F.pad  # someone may wrap it later, and what wraps it calls this
+
+#: Module that pads -> whether a convolution reads the result, as far as is known.
+_padded_for: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: float | None = None) -> Tensor:
+    """``torch.nn.functional.pad``, not computed until it is read where a convolution may read the input instead.
+
+    Args:
+        module: the module whose forward calls it.
+    """
+    if isinstance(input, Deferred):
+        input = input.read()
+    if (
+        mode == "constant"
+        and not value
+        and type(input) is Tensor
+        and torch.is_grad_enabled()
+        and top_hooks() is None
+        and type(zeros) in (tuple, list)
+        and len(zeros) % 2 == 0
+        and len(zeros) <= 2 * input.dim()
+        and all(type(n) is int and n >= 0 for n in zeros)
+        and _padded_for.get(module, True)
+        and not has_hooks(module)
+        and (node := activating_node(input)) is not None
+    ):
+        padded: Any = _Padding.apply(input, tuple(zeros))
+        padded._convgrad_module, padded._convgrad_node = ref(module), node
+        padded._convgrad_input, padded._convgrad_zeros = input, tuple(zeros)
+        return padded
+    return _pad(input, zeros, mode, value)
+
+
+class _ZeroPad:
+    """The forward that the three share."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """Apply the module."""
+        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
+            return traced
+        if torch.compiler.is_dynamo_compiling():
+            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
+        return pad(self, input, self.padding, "constant", self.value)
+
+
+# fmt: off
+class ZeroPad1d(_ZeroPad, nn.ZeroPad1d): ...
+class ZeroPad2d(_ZeroPad, nn.ZeroPad2d): ...
+class ZeroPad3d(_ZeroPad, nn.ZeroPad3d): ...
+# fmt: on
+
+
+class _Pads(TorchFunctionMode):
+    """Has `torch.nn.functional.pad` computed by `pad`."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module, self.seen = module, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not _pad:
+            return func(*args, **(kwargs or {}))
+        self.seen = True
+        return pad(self.module, *args, **(kwargs or {}))
+
+
+class Pads:
+    """The forward of a module that calls `torch.nn.functional.pad` and a convolution."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply the module."""
+        run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
+        if (
+            torch.compiler.is_dynamo_compiling()
+            or not torch.is_grad_enabled()
+            or jit_tracing() is not None
+            or fx_tracing()
+            or not _padded_for.get(self, True)
+        ):
+            return run(*args, **kwargs)
+        mode = _Pads(self)
+        with watch(mode):
+            result = run(*args, **kwargs)
+        if not mode.seen:
+            _padded_for[self] = False
+        return result
 
 
 def as_pairs(sides: Sequence[int]) -> Sides:

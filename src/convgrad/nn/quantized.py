@@ -29,7 +29,6 @@ class Quantized:
     scheme: Scheme
     _scheme: type[Scheme]
     _base: type[nn.Module]
-    _convgrad_joined = None  # it computes another input from what a padding in front of it gives
 
     def __init_subclass__(cls, scheme: type[Scheme] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -43,6 +42,8 @@ class Quantized:
 
     def __init__(self: Any, *, check_grad: bool = False, **given: Any) -> None:
         options = [field.name for field in dataclasses.fields(self._scheme)]
+        if check_grad and "act_fraction_bits" in options:
+            given.setdefault("act_fraction_bits", None)  # numerical gradients would see that inputs are rounded
         scheme = self._scheme(**{name: given.pop(name) for name in options if name in given})
         if check_grad:
             if given.setdefault("dtype", torch.float64) not in (torch.float64, None):
