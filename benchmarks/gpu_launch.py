@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_launch.py [PROBLEM]
 
-The stand-in returns at once, so what is timed is all that comes before the driver. Allocations of results are not part
-of ours: they are made by its caller. Needs a C++ compiler and Python's headers.
+The stand-in returns at once, so what is timed is all that comes before the driver. The first table is the launches
+alone; the second one whole calls of `convgrad.conv2d` through the table of calls, on tensors of the CPU that nothing
+reads, with torch.conv2d of one element beside them, in alternation. Needs a C++ compiler and Python's headers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.standin_cuda import Driver, operand
 
+import convgrad
 from convgrad.backends.triton import TritonBackend, check
 from convgrad.backends.triton.entry import SIZE, SLOTS, entry
 from convgrad.problem import OPERANDS, ConvProblem, Outputs, Pass
@@ -68,6 +70,29 @@ def row(driver: Driver, problem: ConvProblem, outputs: Outputs) -> list[Any]:
     return ["+".join(outputs), count, least(lambda: run(*given)), min(ours() for _ in range(20))]
 
 
+def whole_calls(problem: ConvProblem) -> None:
+    """Print the microseconds of a forward, and of a forward with both gradients, through the table of calls."""
+    p = problem
+
+    def calls(conv: Any, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> dict[str, Callable[[], Any]]:
+        g = conv(x, w, None, *rest).detach()
+        return {
+            "forward": lambda: conv(x.detach(), w.detach(), None, *rest),
+            "forward and both gradients": lambda: torch.autograd.grad(conv(x, w, None, *rest), (x, w), g),
+        }
+
+    layout = p.memory_format
+    x, w = (operand(p.shape_of(s), p.dtype, layout, True).requires_grad_() for s in ("input", "weight"))
+    one = torch.ones(1, 1, 1, 1, requires_grad=True)
+    padding = tuple(low for low, _ in p.padding)
+    ours = calls(convgrad.conv2d, x, w, p.stride, padding, p.dilation, p.groups)
+    stock = calls(torch.conv2d, one, one.detach().clone().requires_grad_())
+    print(f"\n{'whole calls':<28} through the table, us   torch.conv2d of one element on the CPU, us")
+    for name, call in ours.items():
+        times = [(least(call, 50), least(stock[name], 50)) for _ in range(40)]
+        print(f"{name:<28} {min(t for t, _ in times):>20.1f} {min(t for _, t in times):>42.1f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problem", nargs="?", default=PROBLEM)
@@ -80,6 +105,8 @@ def main() -> None:
         for outputs in WHAT:
             name, count, python, ours = row(driver, problem, outputs)
             print(f"{name:<24} {count:>8} {python:>15.1f} {ours:>24.3f}")
+        driver.take_calls()
+        whole_calls(problem)
 
 
 if __name__ == "__main__":

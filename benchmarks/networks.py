@@ -200,8 +200,19 @@ def lenet() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*features, nn.MaxPool2d(2), nn.Flatten(), *classifier), torch.randn(32, 1, 28, 28)
 
 
+class Logits(nn.Module):
+    """The logits of a classifier of transformers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).logits
+
+
 def mobilenet_v2_small() -> tuple[nn.Module, Tensor]:
-    """MobileNetV2 of transformers for one image of 64x64."""
+    """MobileNetV2 for one image of 64x64."""
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
-    return MobileNetV2ForImageClassification(MobileNetV2Config()), torch.randn(1, 3, 64, 64)
+    return Logits(MobileNetV2ForImageClassification(MobileNetV2Config())), torch.randn(1, 3, 64, 64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from convgrad._compat import anything_compiled
 from convgrad.backends.native_norm import LEAST_NORM
 from convgrad.check import process_state
 from convgrad.engine import backends, request, rules, set_default_backend, unregister
@@ -39,10 +40,12 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """One seed a test; PyTorch's settings, the module path, the default backend and the registered ones stay."""
+    """One seed a test; PyTorch's settings, what was compiled, the module path, the default backend and the registered ones stay."""
     torch.manual_seed(0)
     settings_before, there, path = process_state.settings(random=False), {*backends()}, sys.path[:]
     yield
+    if anything_compiled():  # after which no normalization is deferred
+        torch.compiler.reset()
     sys.path[:] = path
     process_state.restore(settings_before)
     if request._default is not None:

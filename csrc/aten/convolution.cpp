@@ -518,6 +518,8 @@ bool read(Object* written, int how, int64_t d, Call& c) {
       !read(item(groups[how]), 1, one))
     return false;
   if (how != kPlain && !read(item(output_padding[how]), d, c.output_padding)) return false;
+  for (int64_t i = 0; i < d; i++)
+    if (c.padding.values[i] < 0) return false;  // a crop, which the operator takes as low and high of each dimension
   c.groups = one.values[0];
   return true;
 }
@@ -550,6 +552,7 @@ Object* call(Object*, Object* const* args, intptr_t count) {
   f.PyEval_RestoreThread(state);
   if (failed) {
     release(results);
+    if (f.PyErr_Occurred()) return nullptr;  // raised by a hook of saved tensors, as that of a checkpoint does
     return none();  // Python computes it once more, and raises the error in its own type
   }
   Object* result = wrapped(results[0]);

@@ -159,18 +159,14 @@ def test_a_kernel_is_bound_once_and_called_often() -> None:
 @pytest.mark.parametrize("layout", ["", " channels_last"])
 @pytest.mark.parametrize("channels", [4, 40])
 @pytest.mark.parametrize("groups", ["depthwise", "small"])
-@pytest.mark.parametrize("empty", ["mb0ih5ph1", "mb2ih0ph3"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_empty_batch_or_image_gives_zeros(empty: str, groups: str, channels: int, layout: str, threads: int) -> None:
+def test_an_empty_batch_gives_zeros(groups: str, channels: int, layout: str, threads: int) -> None:
     """The engine asks no backend for these, but a division by zero would end whoever does it."""
     size = 1 if groups == "depthwise" else 4
-    p = ConvProblem.parse(f"g{channels // size}ic{channels}oc{channels}kh3{empty}{layout}")
-    tensors = operands(p)
-    expected = reference(p, *tensors) if p.batch else {}
+    p = ConvProblem.parse(f"g{channels // size}ic{channels}oc{channels}kh3mb0ih5ph1{layout}")
     torch.set_num_threads(threads)
-    for name, result in everything(p, *tensors):
-        zeros = torch.zeros_like(result)
-        assert torch.equal(result, expected["grad_bias"] if expected and name == "grad_bias" else zeros), name
+    for name, result in everything(p, *operands(p)):
+        assert not result.any(), name
 
 
 def test_more_memory_than_there_is_is_an_error() -> None:

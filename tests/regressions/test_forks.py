@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from convgrad.check import child, registration
+from convgrad.diagnostics import calls
 from convgrad.engine import measurer
-from convgrad.models import usage
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here"),
@@ -22,7 +22,7 @@ pytestmark = [
 
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "of a registration": lambda: registration._lock,
-    "of an observer": lambda: usage._adding,
+    "of an observer": lambda: calls._adding,
     "of the environment": lambda: child._one_at_a_time,
     "of measuring": lambda: measurer._state.lock,
 }

@@ -9,14 +9,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
+from inspect import unwrap
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from zipfile import is_zipfile
 
-from . import process
+from ..ops import exchanged
 
 #: Files whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
+#: The file of the kernels that PyTorch's are exchanged for.
+_KERNELS = unwrap(exchanged).__code__.co_filename
 
 
 @contextmanager
@@ -88,8 +91,15 @@ def _show(error: BaseException) -> None:
         return
     frame = tb
     while frame is not None and frame.tb_next is not None:
-        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_filename == process.__file__:
-            frame.tb_next = None  # PyTorch's own error, met on the way through an exchanged kernel
+        if all(below.tb_frame.f_code.co_filename == _KERNELS for below in _frames(frame.tb_next)):
+            frame.tb_next = None  # PyTorch's own error, raised within an exchanged kernel
         else:
             frame = frame.tb_next
     sys.excepthook(type(error), error.with_traceback(tb), tb)
+
+
+def _frames(tb: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield a traceback and all that follow it."""
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next

@@ -13,29 +13,17 @@ from tests.standin_cuda import Driver, Launched, operand
 from torch.nn import functional as F
 
 import convgrad
-from convgrad.backends import _native_library
-from convgrad.backends.triton import TritonBackend, check
-from convgrad.backends.triton.entry import entry
 from convgrad.ops import opened
 
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    load = _native_library.load
-    driver = Driver(tmp_path_factory.mktemp("driver"))
-    _native_library.load = load  # the table launches by the library of the package
-    check.fault = lambda *_: None  # nothing is computed
-    backend = TritonBackend
-    backend.reasons_against = lambda self, problem, outputs, device: self._reasons_of_the_kernels(problem, outputs)
-    backend.entry = lambda self, problem, outputs, operands, buffers=0: entry(
-        self._bound(problem, outputs, torch.device("cpu")), operands, buffers
-    )
-    return driver
+    return Driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(autouse=True)
 def _by_triton(driver: Driver) -> Iterator[None]:
-    convgrad.set_default_backend("triton")
+    driver.take_calls()
     yield
     convgrad.set_default_backend(None)
 
