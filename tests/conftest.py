@@ -40,7 +40,7 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """One seed a test; PyTorch's settings, what was compiled, the module path, the default backend and the registered ones stay."""
+    """One seed a test; settings, what is compiled, the module path and the registered backends stay."""
     torch.manual_seed(0)
     settings_before, there, path = process_state.settings(random=False), {*backends()}, sys.path[:]
     yield

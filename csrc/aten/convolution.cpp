@@ -568,6 +568,11 @@ struct Method {
   const char* doc;
 } method = {"call", call, 0x80 /* METH_FASTCALL */, nullptr};
 
+// The table's lock is held over each fork. The C library calls these after all of Python's hooks, so that no thread waits
+// for the lock while it has what a hook waits for.
+[[maybe_unused]] const int over_forks = pthread_atfork(
+    [] { table.before_fork(); }, [] { table.in_parent_after_fork(); }, [] { table.in_child_after_fork(); });
+
 }  // namespace
 }  // namespace aten
 
@@ -580,7 +585,7 @@ python_error::~python_error() {
     if (object) aten::f.Py_DecRef(object);
 }
 
-// ---- what engine/aten_table.py calls, with the GIL ---------------------------------------------------------------------
+// ---- what engine/table.py calls, with the GIL ---------------------------------------------------------------------
 
 // The names whose addresses `convgrad_aten_open` takes, in their order.
 CONVGRAD_EXPORT const char* convgrad_aten_names(void) { return aten::names; }
@@ -636,9 +641,3 @@ CONVGRAD_EXPORT void convgrad_aten_store(const char* key, int64_t key_bytes, con
 
 CONVGRAD_EXPORT void convgrad_aten_clear(void) { aten::table.clear(); }
 CONVGRAD_EXPORT int64_t convgrad_aten_size(void) { return aten::table.size(); }
-
-// Around a fork: 0 before it, 1 in the parent after it, 2 in the child.
-CONVGRAD_EXPORT void convgrad_aten_fork(int32_t moment) {
-  if (moment == 0) return aten::table.before_fork();
-  moment == 1 ? aten::table.in_parent_after_fork() : aten::table.in_child_after_fork();
-}

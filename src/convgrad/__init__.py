@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import functional, nn
+from ._compat import loading
 from ._version import __version__ as __version__
 from .engine import backends as list_backends
 from .engine import check_with, set_default_backend, use_backend
@@ -45,11 +46,12 @@ _ROOMS = ("direct", "models", "parallel", "report", "testing")
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _ROOMS:
-        return import_module(f".{name}", __name__)
-    if name not in _LATER:
+    if name not in _ROOMS and name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    with loading:
+        if name in _ROOMS:
+            return import_module(f".{name}", __name__)
+        value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
     return value
 
 

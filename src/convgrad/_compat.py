@@ -25,12 +25,45 @@ _C: Any = torch._C
 _prims: Any = _prims_common
 
 
+_locks: list[Any] = []
+_locked: list[Any] = []
+
+
 def lock_over_forks() -> Any:
-    """A lock for brief work that no fork cuts short: a child never waits for a thread that it does not have."""
+    """Return a lock for work that no fork cuts short: a child never waits for a thread that it does not have."""
     lock = threading.RLock()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    _locks.append(lock)
     return lock
+
+
+def _before_fork() -> None:
+    """Acquire all locks. It waits for one only while it holds no other, so their order does not matter."""
+    first = 0
+    while True:
+        wanted = _locks[first:] + _locks[:first]
+        held = 0
+        for held, lock in enumerate(wanted):
+            if not lock.acquire(blocking=held == 0):
+                break
+        else:
+            _locked[:] = wanted
+            return
+        for lock in wanted[:held]:
+            lock.release()
+        first = _locks.index(wanted[held])
+
+
+def _after_fork() -> None:
+    for lock in _locked:
+        lock.release()
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+#: Held while something is loaded at its first use: no fork cuts that short.
+loading = lock_over_forks()
 
 
 functorch_active = _C._are_functorch_transforms_active

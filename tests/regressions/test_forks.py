@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,53 @@ pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
+
+
+PROGRAM = """
+import os, sys, threading
+import torch, convgrad
+
+first, second = sys.argv[1:]
+x, w = torch.ones(2, 8, 20, 20), torch.ones(8, 1, 3, 3)
+ends = threading.Event()
+
+
+def call(kind):
+    torch.set_num_threads(1)
+    if kind == "ours":
+        convgrad.conv2d(x, w, groups=8)
+    else:
+        with convgrad.takeover():
+            torch.nn.functional.conv2d(x, w, groups=8)
+
+
+def spin():
+    while not ends.is_set():
+        call(first)
+
+
+threads = [threading.Thread(target=spin) for _ in range(3)]
+for thread in threads:
+    thread.start()
+states = []
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        call(second)
+        os._exit(0)
+    states.append(os.waitpid(child, 0)[1])
+ends.set()
+for thread in threads:
+    thread.join()
+assert not any(states), states
+"""
+
+
+@pytest.mark.parametrize("second", ["ours", "takeover"])
+@pytest.mark.parametrize("first", ["ours", "takeover"])
+def test_a_fork_during_the_first_call(first: str, second: str) -> None:
+    """The other threads load what the first call needs, while a child is forked that needs it too."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, first, second], check=True, timeout=120)
 
 
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {

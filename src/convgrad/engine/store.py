@@ -24,7 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .._compat import warn_user
+from .._compat import loading, lock_over_forks, warn_user
 
 _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
@@ -43,6 +43,8 @@ _unwritten: dict[tuple[str, str], str] = {}
 #: (folder, whether for writing) that failed, and why: left alone by this process from then on.
 _failed: dict[tuple[Path, bool], str] = {}
 _warned = False
+#: Held over each access: a child that is forked meanwhile would have locks of SQLite that no thread of it opens.
+_access = lock_over_forks()
 
 
 def folder() -> Path | None:
@@ -62,7 +64,8 @@ def _folder(named: str) -> Path | None:
         return None
     try:
         if not named:
-            from platformdirs import user_cache_path
+            with loading:
+                from platformdirs import user_cache_path
 
             named = str(user_cache_path("convgrad", appauthor=False))
         return Path(named).expanduser().absolute()
@@ -147,7 +150,8 @@ def alone(wait: float = 0.0) -> Iterator[bool]:
     with ExitStack() as stack:
         found, end = True, time.monotonic() + wait
         try:
-            import sqlite3
+            with loading:
+                import sqlite3
 
             where = folder()
             if where is not None:
@@ -189,7 +193,12 @@ def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
 
 
 def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -> list[Any] | None:
-    """The rows that a statement yields; None where the file is not there or cannot be used."""
+    """Return the rows that a statement yields; None where the file is not there or cannot be used."""
+    with _access:
+        return _execute_alone(statement, arguments, writes)
+
+
+def _execute_alone(statement: str, arguments: tuple[Any, ...], writes: bool) -> list[Any] | None:
     where = folder()
     if where is None or (where, writes) in _failed:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
@@ -55,7 +54,6 @@ class Table:
         self.take_over: Callable[[int], None] = library.convgrad_aten_taken_over
         self.others_kernels: Callable[[int], None] = library.convgrad_aten_others_kernels
         self.inside: Callable[[bool], None] = library.convgrad_aten_inside
-        self.fork: Callable[[int], None] = library.convgrad_aten_fork
         self.register: Callable[[bytes, int], int | None] = library.convgrad_aten_register
         self.unregister: Callable[[int], int] = library.convgrad_aten_unregister
         self._store: Callable[..., None] = library.convgrad_aten_store
@@ -121,9 +119,6 @@ def open_table(compute: Callable[..., Any]) -> Table | None:
     library.convgrad_aten_open.restype = ctypes.py_object
     library.convgrad_aten_open.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.py_object)
     opened = Table(library, library.convgrad_aten_open(addresses, offset, compute))
-    if hasattr(os, "register_at_fork"):
-        fork = opened.fork
-        os.register_at_fork(before=lambda: fork(0), after_in_parent=lambda: fork(1), after_in_child=lambda: fork(2))
     opened.tell(_told)
     _opened = opened
     return opened

@@ -25,6 +25,7 @@ from .._compat import (
     functorch_active,
     jit_tracing,
     left_by_dynamo,
+    loading,
     lock_over_forks,
     profiler_enabled,
     record,
@@ -259,6 +260,12 @@ def _in_python(keys: tuple[str, ...]) -> Callable[[], object]:
 @cache
 def opened() -> Table | None:
     """Return the table of calls, opened at the first call, with the operators that record a call of this library."""
+    with loading:
+        return _open_table()
+
+
+@cache
+def _open_table() -> Table | None:
     table = open_table(compute)
     if table is None:
         return None
