@@ -250,7 +250,7 @@ class PaddedBetween(Block):
 
 class Own(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
+        return 0.5 * super().forward(input)
 
 
 class Kept(Block):
