@@ -91,6 +91,7 @@ class Driver:
     def take_calls(self) -> None:
         """Let the backend `triton` be the default, compute nothing, and launch for tensors on the CPU."""
         _native_library.load = self._load  # the table launches by the library of the package
+        self.launcher = ctypes.CDLL(str(_native_library.library_path()))
         check.fault = lambda *_: None
         backend: Any = TritonBackend
         backend.reasons_against = lambda self, problem, outputs, device: self._reasons_of_the_kernels(problem, outputs)
