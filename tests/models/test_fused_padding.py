@@ -391,6 +391,20 @@ def test_padding_is_not_copied(which: str) -> None:
     assert [type(m) for m in ours.modules()] == [type(m) for m in stock.modules()]
 
 
+def test_a_function_is_watched_again_where_it_may_gain() -> None:
+    """In evaluation the normalization is PyTorch's, and nothing waits for a reader: that holds for these sizes alone."""
+    ours, stock, _ = pair(ByFunction())
+    x = torch.randn(SHAPES[2])
+    for model in (ours, stock):
+        model.eval()
+    agree(ours, stock, x)
+    agree(ours, stock, x)
+    for model in (ours, stock):
+        model.train()
+    agree(ours, stock, x)
+    assert of_kernels(ours, x) == {((3, 1), (0, 1))}
+
+
 #: What is right, however it is computed.
 PADDED: dict[str, Callable[[], nn.Module]] = {
     "the padded input is used twice": PadUsedTwice,

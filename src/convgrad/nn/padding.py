@@ -155,8 +155,9 @@ class _Padding(torch.autograd.Function):
 
 _pad = F.pad  # someone may wrap it later, and what wraps it calls this
 
-#: Module that pads -> whether a convolution reads the result, as far as is known.
-_padded_for: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+#: Module that pads -> whether a convolution reads the result, as far as is known; or the mode and the input's sizes for
+#: which nothing was deferred, since the normalization before was PyTorch's.
+_padded_for: WeakKeyDictionary[Any, bool | tuple[bool, Any]] = WeakKeyDictionary()
 
 
 def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: float | None = None) -> Tensor:
@@ -212,13 +213,15 @@ class _Pads(TorchFunctionMode):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module, self.seen = module, False
+        self.module, self.seen, self.deferred = module, False, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not _pad:
             return func(*args, **(kwargs or {}))
         self.seen = True
-        return pad(self.module, *args, **(kwargs or {}))
+        padded = pad(self.module, *args, **(kwargs or {}))
+        self.deferred |= isinstance(padded, Padded)
+        return padded
 
 
 class Pads:
@@ -227,19 +230,20 @@ class Pads:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply the module."""
         run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
+        here = self.training, args[0].shape if args and isinstance(args[0], Tensor) else None
         if (
             torch.compiler.is_dynamo_compiling()
             or not torch.is_grad_enabled()
             or jit_tracing() is not None
             or fx_tracing()
-            or not _padded_for.get(self, True)
+            or _padded_for.get(self, True) in (False, here)
         ):
             return run(*args, **kwargs)
         mode = _Pads(self)
         with watch(mode):
             result = run(*args, **kwargs)
-        if not mode.seen:
-            _padded_for[self] = False
+        if not mode.deferred:  # watching takes longer than some layers
+            _padded_for[self] = mode.seen and here
         return result
 
 
