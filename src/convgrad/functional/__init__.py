@@ -5,6 +5,8 @@ and 3-d ones are thin wrappers. ``padding`` may also state the low and the high 
 crop), or in 1-D be ``"causal"``.
 """
 
+from ._arguments import Ints as Ints
+from ._arguments import Padding as Padding
 from ._arguments import sides_of as sides_of
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution
@@ -31,7 +33,6 @@ from ._names import (
     conv_transpose3d_input,
     conv_transpose3d_weight,
 )
-from ._names import docstring_words as docstring_words
 from ._per_sample import per_sample_norms
 from ._rows import Layout as Layout
 from ._rows import require_layout as require_layout

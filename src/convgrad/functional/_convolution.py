@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._arguments import Ints, all_arguments, conv_arguments, transpose_arguments
+from ._arguments import Ints, Padding, all_arguments, conv_arguments, transpose_arguments
 from ._call import ORDERS, Signature, run, signatures
 from ._rows import Layout, as_images, in_one_row
 
@@ -17,7 +17,7 @@ def convolution(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Ints = 1,
-    padding: Ints | str = 0,
+    padding: Padding | str = 0,
     dilation: Ints = 1,
     transposed: bool = False,
     output_padding: Ints = 0,

@@ -10,7 +10,7 @@ from ..errors import ShapeError
 from ..ops import cast_operands, traced_request
 from ..shapes import check_rank
 from ..validation import check_operands
-from ._arguments import Ints, all_arguments, of_tensors
+from ._arguments import Ints, Padding, all_arguments, of_tensors
 from ._rows import Layout, as_images, in_one_row
 
 
@@ -21,7 +21,7 @@ def feedback_convolution(
     feedback_weight: Tensor,
     bias: Tensor | None = None,
     stride: Ints = 1,
-    padding: Ints | str = 0,
+    padding: Padding | str = 0,
     dilation: Ints = 1,
     transposed: bool = False,
     output_padding: Ints = 0,

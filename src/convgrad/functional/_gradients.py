@@ -11,7 +11,7 @@ from ..calculus import sum_of_bias
 from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import check_backward
-from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes, with_output_padding
+from ._arguments import Ints, Padding, all_arguments, of_tensors, require_bool, sizes, with_output_padding
 from ._call import gradient
 
 
@@ -21,7 +21,7 @@ def grad_input(
     weight: Tensor,
     grad_output: Tensor,
     stride: Ints = 1,
-    padding: Ints | str = 0,
+    padding: Padding | str = 0,
     dilation: Ints = 1,
     transposed: bool = False,
     output_padding: Ints = 0,
@@ -60,7 +60,7 @@ def grad_weight(
     weight_size: Sequence[int],
     grad_output: Tensor,
     stride: Ints = 1,
-    padding: Ints | str = 0,
+    padding: Padding | str = 0,
     dilation: Ints = 1,
     transposed: bool = False,
     output_padding: Ints = 0,
@@ -147,7 +147,7 @@ def convolution_backward(
     weight: Tensor,
     bias_sizes: Sequence[int] | None = None,
     stride: Ints = 1,
-    padding: Ints | str = 0,
+    padding: Padding | str = 0,
     dilation: Ints = 1,
     transposed: bool = False,
     output_padding: Ints = 0,

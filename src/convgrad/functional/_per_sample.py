@@ -17,7 +17,7 @@ from ..padding_modes import by_pytorch
 from ..shapes import Geometry, conv_geometry
 from ..sizes import effective_kernel
 from ..validation import check_backward, check_operands
-from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes, with_output_padding
+from ._arguments import Ints, Padding, all_arguments, of_tensors, require_bool, sizes, with_output_padding
 from ._gradients import grad_bias, grad_weight
 
 
@@ -27,7 +27,7 @@ def per_sample_norms(
     weight_size: Sequence[int],
     grad_output: Tensor,
     stride: Ints = 1,
-    padding: Ints | str = 0,
+    padding: Padding | str = 0,
     dilation: Ints = 1,
     transposed: bool = False,
     output_padding: Ints = 0,

@@ -43,6 +43,30 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     cls.__init__ = made
 
 
+def docstring_words(name: str) -> dict[str, Any]:
+    """Return what a layer's docstring says of its dimensions.
+
+    Equivalent to:
+        >>> known = docstring_words("ConvTranspose2d")
+        >>> known["function"], known["weight"], known["out"], known["x5"]
+        ('conv_transpose2d', '(C_in, C_out/groups, k_h, k_w)', 'H_out, W_out', ', 5, 5')
+    """
+    d, transposed = int(name[-2]), "transpose" in name.lower()
+    sizes = ("D", "H", "W")[3 - d :] if d > 1 else ("L",)
+    kernel = ", ".join(("k_d", "k_h", "k_w")[3 - d :])
+    return {
+        "d": d,
+        "name": name,
+        "function": name.replace("ConvT", "conv_t").lower(),
+        "what": "transposed convolution" if transposed else "convolution",
+        "weight": f"(C_in, C_out/groups, {kernel})" if transposed else f"(C_out, C_in/groups, {kernel})",
+        "channels": "4, 6" if transposed else "6, 4",
+        "size": ", ".join(sizes),
+        "out": ", ".join(f"{s}_out" for s in sizes),
+        **{f"x{n}": f", {n}" * d for n in (3, 5, 7)},
+    }
+
+
 class _NoInitSubclass:
     """The first base of a derived class, so that a user's ``__init_subclass__`` is not called for it."""
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import functional
-from .constructors import set_constructor
+from .constructors import docstring_words, set_constructor
 from .schemes import Scheme, Xnor, quantized
 
 #: (scheme, torch's class or convgrad's) -> the layer that is both.
@@ -40,7 +39,7 @@ class Quantized:
             set_constructor(cls, cls._base, options, scheme._leading)
             cls.__doc__ = _docstring(cls.__name__, scheme, cls._base)
 
-    def __init__(self: Any, *, check_grad: bool = False, **given: Any) -> None:
+    def __init__(self: Any, *_: Any, check_grad: bool = False, **given: Any) -> None:
         options = [field.name for field in dataclasses.fields(self._scheme)]
         if check_grad and "act_fraction_bits" in options:
             given.setdefault("act_fraction_bits", None)  # numerical gradients would see that inputs are rounded
@@ -50,7 +49,7 @@ class Quantized:
                 raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
             given["dtype"] = torch.float64
         if given.get("padding_mode") == "circular_split":
-            padding = _split(given.get("padding", 0), functional.docstring_words(self._base.__name__)["d"])
+            padding = _split(given.get("padding", 0), docstring_words(self._base.__name__)["d"])
             given.update(padding_mode="circular", padding=padding)
         super().__init__(**given)
         self.adopt(scheme, {})
@@ -132,10 +131,6 @@ class Quantized:
 class QuantizedLinear(Quantized):
     """The computation of `torch.nn.Linear` under the name that the convolutions give theirs."""
 
-    if TYPE_CHECKING:  # the convolutions' constructors take more arguments already
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)
 
@@ -177,7 +172,7 @@ _SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch
 
 
 def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
-    known = functional.docstring_words(base.__name__) if "Conv" in base.__name__ else {}
+    known = docstring_words(base.__name__) if "Conv" in base.__name__ else {}
     split = scheme._leading and known.get("what") == "convolution"
     return _DOCSTRING.format(
         what=f"A {known['d']}-d {known['what']}" if known else "A linear layer",
