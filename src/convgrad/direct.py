@@ -121,7 +121,6 @@ _GRADIENTS = {
     "backward": ("The gradients of a", "convolution_backward"),
     "input": ("The input's gradient of a", "grad_input"),
     "weight": ("The weight's gradient of a", "grad_weight"),
-    "weights": ("The weight's gradient of a", "grad_weight"),
 }
 #: By the first word of a name: the library, its backend with the flags of a call, and which flags its functions take.
 _LIBRARIES: dict[str, tuple[str, Callable[[Flags], Backend], tuple[str, ...]]] = {
@@ -143,8 +142,6 @@ _ANNOTATIONS: dict[str, Any] = {
     "bias_defined": bool,
     "output_mask": Sequence[bool],
 }
-#: The arguments of a call, under their names in `convgrad.functional`.
-Given = dict[str, Any]
 
 
 def _function(name: str, arguments: str) -> Callable[..., Any]:
@@ -173,7 +170,7 @@ def _function(name: str, arguments: str) -> Callable[..., Any]:
     made: Any = function
     made.__name__ = made.__qualname__ = name
     made.__module__, made.__signature__ = __name__, signature
-    phrase, today = _GRADIENTS.get(name.rpartition("_")[2], ("A", "convolution"))
+    phrase, today = _GRADIENTS.get(name.rpartition("_")[2].rstrip("s"), ("A", "convolution"))
     kind, words = "convolution", {*arguments.split(), *name.split("_"), name.partition("_")[2]}
     if "transpose" in name:
         kind, today = "transposed convolution", "convolution" if name.endswith("_input") else today
@@ -196,7 +193,7 @@ def _signature(arguments: str, flags: tuple[str, ...]) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def _device(function: str, given: Given) -> torch.device:
+def _device(function: str, given: dict[str, Any]) -> torch.device:
     operands = [given[name] for name in ("input", "grad_output", "weight") if name in given]
     for t in operands:
         if not isinstance(t, Tensor):
@@ -230,12 +227,16 @@ def _refusal(function: str, backend: Backend, absent: list[str], device: torch.d
 # ---- what is computed ------------------------------------------------------------------------------
 
 
-def _computed(name: str, given: Given) -> Any:
-    """Compute what a name says, of its arguments."""
+def _computed(name: str, given: dict[str, Any]) -> Any:
+    """Compute what a name says, of its arguments, which have their names in `convgrad.functional`."""
     if "conv2d" in name:
         return _by_kernel_size(name, given)
-    if "depthwise" in name:
-        _require_depthwise(name, given)
+    size, groups = given["weight_size"] if "weight_size" in given else given["weight"].shape, given["groups"]
+    if "depthwise" in name and (len(size) < 2 or size[1] != 1 or groups < 2):
+        raise ShapeError(
+            f"{name}: expected a depthwise convolution, a weight (groups * multiplier, 1, *k) with more than one "
+            f"group, but got weight of size {list(size)} and groups={groups}"
+        )
     transposed, last, defined = "transpose" in name, name.rpartition("_")[2], given.pop("bias_defined", False)
     if last == "backward":
         return _gradients(**given, transposed=transposed)
@@ -269,16 +270,7 @@ def _transposed_grad_input(
     return result
 
 
-def _require_depthwise(name: str, given: Given) -> None:
-    size, groups = given["weight_size"] if "weight_size" in given else given["weight"].shape, given["groups"]
-    if len(size) < 2 or size[1] != 1 or groups < 2:
-        raise ShapeError(
-            f"{name}: expected a depthwise convolution, a weight (groups * multiplier, 1, *k) with more than one "
-            f"group, but got weight of size {list(size)} and groups={groups}"
-        )
-
-
-def _by_kernel_size(name: str, given: Given) -> Any:
+def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
     """Compute what THNN's names say: the weight may be a matrix, the batch may be missing, scratch is not read."""
     weight, size, scratch = given["weight"], given.pop("kernel_size"), given.pop("finput", None)
     given.pop("fgrad_input", None)

@@ -215,28 +215,17 @@ def conv_arguments(
 
 
 def transpose_arguments(
-    d: int,
-    weight_size: Sequence[int],
-    stride: Ints,
-    padding: Padding,
-    output_padding: Ints,
-    groups: int,
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding, output_padding: Ints, groups: int,
     dilation: Ints,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     """Of a transposed convolution, in the order of ``torch.nn.functional.conv_transpose2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, True, output_padding, groups)
 
 
 def all_arguments(
-    d: int,
-    weight_size: Sequence[int],
-    stride: Ints,
-    padding: Padding | str,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> tuple[Any, ...]:
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, transposed: bool,
+    output_padding: Ints, groups: int,
+) -> tuple[Any, ...]:  # fmt: skip
     """The operator's arguments.
 
     As in PyTorch, a plain convolution is computed without its output_padding, and its gradients are refused.

@@ -23,18 +23,9 @@ from ._gradients import grad_bias, grad_weight
 
 @of_tensors("input", "grad_output")
 def per_sample_norms(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Padding | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    bias: bool = False,
-) -> Tensor:
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor, stride: Ints = 1, padding: Padding | str = 0,
+    dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1, *, bias: bool = False,
+) -> Tensor:  # fmt: skip
     """The 2-norm of each sample's weight gradient, often without computing that gradient.
 
     The squared norm of a gradient, a sum over T positions of grad_output times a window of the input, is the sum over

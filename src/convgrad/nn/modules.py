@@ -31,11 +31,6 @@ Device = torch.device | str | int | None
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-def _check_backend(name: str | None) -> None:
-    if name is not None:
-        get_backend(name)
-
-
 class _WithBackend:
     """The computation of a layer by the backend that it asks for, or by the one that is chosen.
 
@@ -43,7 +38,6 @@ class _WithBackend:
     """
 
     backend: str | None = None
-
     _convgrad_function: Callable[..., Tensor]
     _convgrad_layout: Any = "NCL"
 
@@ -89,11 +83,11 @@ class _Conv(_WithBackend):
         padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros",
         device: Device = None, dtype: torch.dtype | None = None, *, backend: str | None = None,
     ) -> None:  # fmt: skip
-        known = (
-            0 if isinstance(padding, str) and padding == "causal" else padding
-        )  # torch's constructor refuses the word
+        # torch's constructor refuses the word
+        known = 0 if isinstance(padding, str) and padding == "causal" else padding
         shape = (in_channels, out_channels, kernel_size, stride, known, dilation, groups)
-        _check_backend(backend)
+        if backend is not None:
+            get_backend(backend)
         super().__init__(*shape, bias, padding_mode, device, dtype)  # pyright: ignore[reportCallIssue]
         self.backend = backend
         if len(self.kernel_size) != (d := len(self.stride)):  # which torch's constructor takes
@@ -157,7 +151,8 @@ class _ConvTranspose(_WithBackend):
         *, backend: str | None = None,
     ) -> None:  # fmt: skip
         shape = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups)
-        _check_backend(backend)
+        if backend is not None:
+            get_backend(backend)
         super().__init__(*shape, bias, dilation, padding_mode, device, dtype)  # pyright: ignore[reportCallIssue]
         self.backend = backend
 
@@ -189,11 +184,9 @@ class _ConvTranspose(_WithBackend):
 
 
 class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
-    """A 1-d convolution: ``torch.nn.Conv1d`` computed by convgrad.
+    """A 1-d convolution: ``torch.nn.Conv1d`` by convgrad; ``backend=`` requests a backend by name.
 
-    Args:
-        backend: the name of a backend that is requested.
-        layout: ``"NLC"``: it takes and returns (N, L, C), without a copy.
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
 
     Shape:
         (N, C_in, L) -> (N, C_out, L_out), or both without N
@@ -224,10 +217,7 @@ class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
 
 
 class Conv2d(_Conv, torch.nn.Conv2d):
-    """A 2-d convolution: ``torch.nn.Conv2d`` computed by convgrad.
-
-    Args:
-        backend: the name of a backend that is requested.
+    """A 2-d convolution: ``torch.nn.Conv2d`` by convgrad; ``backend=`` requests a backend by name.
 
     Shape:
         (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
@@ -246,10 +236,7 @@ class Conv2d(_Conv, torch.nn.Conv2d):
 
 
 class Conv3d(_Conv, torch.nn.Conv3d):
-    """A 3-d convolution: ``torch.nn.Conv3d`` computed by convgrad.
-
-    Args:
-        backend: the name of a backend that is requested.
+    """A 3-d convolution: ``torch.nn.Conv3d`` by convgrad; ``backend=`` requests a backend by name.
 
     Shape:
         (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
@@ -268,11 +255,9 @@ class Conv3d(_Conv, torch.nn.Conv3d):
 
 
 class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
-    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` computed by convgrad.
+    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` requests a backend by name.
 
-    Args:
-        backend: the name of a backend that is requested.
-        layout: ``"NLC"``: it takes and returns (N, L, C), without a copy.
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
 
     Shape:
         (N, C_in, L) -> (N, C_out, L_out), or both without N
@@ -303,10 +288,7 @@ class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` computed by convgrad.
-
-    Args:
-        backend: the name of a backend that is requested.
+    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` requests a backend by name.
 
     Shape:
         (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
@@ -325,10 +307,7 @@ class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
 
 
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` computed by convgrad.
-
-    Args:
-        backend: the name of a backend that is requested.
+    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` requests a backend by name.
 
     Shape:
         (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
