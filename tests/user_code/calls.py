@@ -75,3 +75,33 @@ convgrad.nn.TernaryLinear(4, 6, False, threshold=0.5)
 convgrad.nn.Conv2dShift(4, 6, 3, 1, 1, 1, 2, False, "replicate", True, True, weight_bits=4, rounding="stochastic")
 convgrad.nn.Conv3dShiftQ(4, 6, 3, padding_mode="circular_split", act_fraction_bits=None, shift_range=(-14, 0))
 convgrad.nn.LinearShift(4, 6, check_grad=True, freeze_sign=True, act_integer_bits=8).quantized_weight()
+convgrad.nn.convert_(torch.nn.Sequential(), convgrad.nn.Binary(scale=False), skip=["0"])
+convgrad.nn.convert_feedback_(torch.nn.Sequential(), rule="mirror", skip="0")
+convgrad.nn.clip_(convgrad.nn.parametrize_(torch.nn.Conv2d(4, 6, 3), convgrad.nn.ShiftQ(weight_bits=4)))
+assert_type(convgrad.nn.export_shift(convgrad.nn.Conv1dShiftQ(1, 1, 3)), convgrad.nn.ShiftIntegers)
+
+# ---- everything else that `convgrad` names --------------------------------------------------------------
+
+report = convgrad.accelerate_(torch.nn.Sequential(), "auto", example_inputs=x2, only_gains=False, dry_run=True)
+report.restore()
+with convgrad.takeover(), convgrad.use_backend("native", grad_weight="aten"), convgrad.trace() as trace:
+    convgrad.measure(True, share=0.1)
+trace.records.clear()
+assert_type(convgrad.ConvProblem.of(x2, w2, padding=((1, 0), (1, 0))), convgrad.ConvProblem)
+str(convgrad.explain("ic4ih9oc6kh3", device="h100", outputs="forward", measure=False))
+str(convgrad.explain(convgrad.grad_weight, x2, w2.shape, x2))
+convgrad.register("mine", forward=convgrad.conv2d, args=["input", "weight"], dtypes=torch.float32, devices="cpu")
+convgrad.unregister("mine")
+convgrad.set_default_backend(None)
+assert_type(sorted(convgrad.list_backends()), list[str])
+assert_type(convgrad.include_path(), str)
+convgrad.direct.slow_conv2d(x2, w2, 3, None, 1, 1)
+convgrad.testing.check_backend("im2col", ["ic4ih9oc6kh3"], seconds=1.0).raise_if_failed()
+convgrad.report.profile_model(torch.nn.Sequential(), x2)
+assert_type(convgrad.__version__, str)
+errors: tuple[type[convgrad.ConvgradError], ...] = (
+    convgrad.ShapeError,
+    convgrad.DtypeError,
+    convgrad.BackendError,
+    convgrad.UnsupportedError,
+)

@@ -180,9 +180,6 @@ class _ConvTranspose(_WithBackend):
         return self._convgrad_compute(input, weight, bias, stride, self.padding, more, self.groups, dilation)
 
 
-# ---- the layers ------------------------------------------------------------------------------------
-
-
 class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
     """A 1-d convolution: ``torch.nn.Conv1d`` by convgrad; ``backend=`` requests a backend by name.
 
