@@ -47,6 +47,7 @@ test-all: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tests/user_code/generate.py build/user_code
 	$(BIN)/pyright
 	@if command -v actionlint >/dev/null; then actionlint; else echo "no actionlint: .github/workflows is not checked"; fi
 

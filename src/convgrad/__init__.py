@@ -16,7 +16,11 @@ from .problem import ConvProblem
 from .settings import measure
 
 if TYPE_CHECKING:
-    from . import direct
+    from . import direct as direct
+    from . import models as models
+    from . import parallel as parallel
+    from . import report as report
+    from . import testing as testing
     from .check import register, unregister
     from .diagnostics import explain, trace
     from .models import accelerate_, takeover
@@ -43,7 +47,7 @@ _LATER = {
 _ROOMS = ("direct", "models", "parallel", "report", "testing")
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     from importlib import import_module
 
     if name not in _ROOMS and name not in _LATER:
@@ -55,6 +59,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+if not TYPE_CHECKING:  # a type checker knows every name, and reports any other
+    __getattr__ = _load
+
+
 def _first_look(*arguments: Any) -> str:
     """`check.first_look`, imported when something is first measured, since `check` lies above the engine."""
     from .check import first_look
@@ -63,7 +71,7 @@ def _first_look(*arguments: Any) -> str:
 
 
 check_with(_first_look)
-loaders["torch.distributed.tensor"] = lambda: __getattr__("parallel")  # which registers the rules of DTensor
+loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # which registers the rules of DTensor
 
 
 def include_path() -> str:

@@ -19,6 +19,8 @@ from ..sizes import effective_kernel
 from ..validation import refuse_nested
 
 Ints = int | Sequence[int]
+#: Integers for both sides, or low and high of each dimension, flat or in pairs.
+Padding = Ints | Sequence[Sequence[int]]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -118,7 +120,7 @@ def require_bool(name: str, value: object) -> None:
 
 
 def paddings(
-    padding: Ints | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+    padding: Padding | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
     """Padding as integers, one for each dimension or low and high of each.
 
@@ -157,7 +159,7 @@ def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
     return padding_pairs(paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
 
-def _padding_integers(padding: Ints | str, d: int) -> tuple[int, ...]:
+def _padding_integers(padding: Padding | str, d: int) -> tuple[int, ...]:
     pads = integers(_flat(padding), d, "padding")
     if len(pads) in (1, d) and any(isinstance(p, int) and p < 0 for p in pads):
         # the operators crop where low and high are given
@@ -206,35 +208,24 @@ def with_output_padding(
 
 
 def conv_arguments(
-    d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, groups: int
 ) -> tuple[Any, ...]:
     """Of a convolution, in the order of ``torch.nn.functional.conv2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, False, 0, groups)
 
 
 def transpose_arguments(
-    d: int,
-    weight_size: Sequence[int],
-    stride: Ints,
-    padding: Ints,
-    output_padding: Ints,
-    groups: int,
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding, output_padding: Ints, groups: int,
     dilation: Ints,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     """Of a transposed convolution, in the order of ``torch.nn.functional.conv_transpose2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, True, output_padding, groups)
 
 
 def all_arguments(
-    d: int,
-    weight_size: Sequence[int],
-    stride: Ints,
-    padding: Ints | str,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> tuple[Any, ...]:
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, transposed: bool,
+    output_padding: Ints, groups: int,
+) -> tuple[Any, ...]:  # fmt: skip
     """The operator's arguments.
 
     As in PyTorch, a plain convolution is computed without its output_padding, and its gradients are refused.

@@ -82,15 +82,11 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:
         return _first_call(plan, name, input, weight, bias, raw)
-    return _by_plan(plan, key, input, weight, bias)
-
-
-def _by_plan(plan: Plan, key: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a call by its plan, and store it in the table under a key, if there is one."""
     result = _without_table(plan, input, weight, bias)
-    entry = pack(plan, (input, weight, bias), _pytorchs_autograd(plan)) if key.__class__ is bytes else None
-    if entry is not None and (table := opened()) is not None:
-        table.store(key, entry)
+    if isinstance(key, bytes) and (table := opened()) is not None:
+        entry = pack(plan, (input, weight, bias), _pytorchs_autograd(plan))
+        if entry is not None:
+            table.store(key, entry)
     return result
 
 

@@ -18,7 +18,7 @@ from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
 from ..ops import autocast_is_on
 from ._arguments import of_tensors, require_bool
-from ._names import conv2d
+from ._convolution import conv2d
 from ._rows import Layout, require_layout
 
 Activation = Literal["silu", "swish"] | None
@@ -26,40 +26,22 @@ Activation = Literal["silu", "swish"] | None
 
 @overload
 def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    layout: Layout = "NCL",
-    initial_state: Tensor | None = None,
-    return_state: Literal[False] = False,
-    seq_idx: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: Layout = "NCL",
+    initial_state: Tensor | None = None, return_state: Literal[False] = False, seq_idx: Tensor | None = None,
     activation: Activation = None,
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 @overload
 def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    layout: Layout = "NCL",
-    initial_state: Tensor | None = None,
-    return_state: Literal[True],
-    seq_idx: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: Layout = "NCL",
+    initial_state: Tensor | None = None, return_state: Literal[True], seq_idx: Tensor | None = None,
     activation: Activation = None,
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @of_tensors("x", "weight", "bias", "initial_state", "seq_idx")
 def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    layout: Layout = "NCL",
-    initial_state: Tensor | None = None,
-    return_state: bool = False,
-    seq_idx: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, layout: Layout = "NCL",
+    initial_state: Tensor | None = None, return_state: bool = False, seq_idx: Tensor | None = None,
     activation: Activation = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """A depthwise convolution in which no output depends on a later input: ``causal_conv1d_fn`` of causal-conv1d.
 
     Args:
@@ -126,16 +108,9 @@ def causal_conv1d(
 
 @of_tensors("x", "conv_state", "weight", "bias", "cache_seqlens", "conv_state_indices")
 def causal_conv1d_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: Activation = None,
-    cache_seqlens: Tensor | None = None,
-    conv_state_indices: Tensor | None = None,
-    *,
-    layout: Layout = "NCL",
-) -> Tensor:
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = None,
+    cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None, *, layout: Layout = "NCL",
+) -> Tensor:  # fmt: skip
     """The next step, or steps, of `causal_conv1d`, which updates conv_state: ``causal_conv1d_update`` of causal-conv1d.
 
     Autograd records the change of conv_state, so gradients flow back through earlier steps. To generate, use

@@ -1,4 +1,4 @@
-"""The N-d convolution, and one that requests a backend."""
+"""Convolutions: the N-d function, the thin ones of 1 to 3 dimensions, and one that requests a backend."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._arguments import Ints, all_arguments, conv_arguments, transpose_arguments
-from ._call import ORDERS, Signature, run, signatures
+from ._arguments import Ints, Padding, all_arguments, conv_arguments, transpose_arguments
+from ._call import ORDERS, Signature, not_tensors, run, signatures
 from ._rows import Layout, as_images, in_one_row
+
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"]
 
 
 def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Ints = 1, padding: Padding | str = 0,
+    dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
+) -> Tensor:  # fmt: skip
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
     Args:
@@ -46,22 +41,188 @@ def convolution(
         >>> torch.equal(convgrad.convolution(x, w), torch.nn.functional.conv1d(x, w))
         True
     """
-    raw = (stride, padding, dilation, transposed, output_padding, groups)
-    return run("convolution", input, weight, bias, raw)
+    return run("convolution", input, weight, bias, (stride, padding, dilation, transposed, output_padding, groups))
+
+
+def conv1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1, *, layout: Layout = "NCL",
+) -> Tensor:  # fmt: skip
+    """Return the 1-d convolution of input and weight, as ``torch.nn.functional.conv1d``.
+
+    Args:
+        layout: ``"NLC"``: input and result are (N, L, C), or (L, C), and are not copied. (A transposed view without it
+            is copied, because results are laid out like PyTorch's, as contiguous (N, C, L).)
+
+    Shape:
+        - input: (N, C_in, L) -> (N, C_out, L_out), or both without N
+        - weight: (C_out, C_in/groups, k), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+        ValueError: another layout.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7), torch.randn(6, 4, 3)
+        >>> torch.equal(convgrad.conv1d(x, w, padding=1), torch.nn.functional.conv1d(x, w, padding=1))
+        True
+        >>> y = convgrad.conv1d(x.transpose(1, 2), w, padding=1, layout="NLC")
+        >>> torch.allclose(y.transpose(1, 2), torch.nn.functional.conv1d(x, w, padding=1), atol=1e-5)
+        True
+    """
+    raw = (stride, padding, dilation, groups)
+    if layout == "NCL":
+        return run("conv1d", input, weight, bias, raw)
+    return _channels_last("conv1d", input, weight, bias, raw, layout)
+
+
+def conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return the 2-d convolution of input and weight, as ``torch.nn.functional.conv2d``.
+
+    Shape:
+        - input: (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
+        - weight: (C_out, C_in/groups, k_h, k_w), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7), torch.randn(6, 4, 3, 3)
+        >>> torch.equal(convgrad.conv2d(x, w, padding=1), torch.nn.functional.conv2d(x, w, padding=1))
+        True
+    """
+    return run("conv2d", input, weight, bias, (stride, padding, dilation, groups))
+
+
+def conv3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return the 3-d convolution of input and weight, as ``torch.nn.functional.conv3d``.
+
+    Shape:
+        - input: (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+        - weight: (C_out, C_in/groups, k_d, k_h, k_w), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7, 7), torch.randn(6, 4, 3, 3, 3)
+        >>> torch.equal(convgrad.conv3d(x, w, padding=1), torch.nn.functional.conv3d(x, w, padding=1))
+        True
+    """
+    return run("conv3d", input, weight, bias, (stride, padding, dilation, groups))
+
+
+def conv_transpose1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+    *, layout: Layout = "NCL",
+) -> Tensor:  # fmt: skip
+    """Return the 1-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose1d``.
+
+    Args:
+        layout: as in `conv1d`.
+
+    Shape:
+        - input: (N, C_in, L) -> (N, C_out, L_out), or both without N
+        - weight: (C_in, C_out/groups, k), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+        ValueError: another layout.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7), torch.randn(4, 6, 3)
+        >>> torch.equal(convgrad.conv_transpose1d(x, w, stride=2), torch.nn.functional.conv_transpose1d(x, w, stride=2))
+        True
+        >>> y = convgrad.conv_transpose1d(x.transpose(1, 2), w, stride=2, layout="NLC")
+        >>> torch.allclose(y.transpose(1, 2), torch.nn.functional.conv_transpose1d(x, w, stride=2), atol=1e-5)
+        True
+    """
+    raw = (stride, padding, output_padding, groups, dilation)
+    if layout == "NCL":
+        return run("conv_transpose1d", input, weight, bias, raw)
+    return _channels_last("conv_transpose1d", input, weight, bias, raw, layout)
+
+
+def conv_transpose2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return the 2-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose2d``.
+
+    Shape:
+        - input: (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
+        - weight: (C_in, C_out/groups, k_h, k_w), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7), torch.randn(4, 6, 3, 3)
+        >>> torch.equal(convgrad.conv_transpose2d(x, w, stride=2), torch.nn.functional.conv_transpose2d(x, w, stride=2))
+        True
+    """
+    return run("conv_transpose2d", input, weight, bias, (stride, padding, output_padding, groups, dilation))
+
+
+def conv_transpose3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return the 3-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose3d``.
+
+    Shape:
+        - input: (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+        - weight: (C_in, C_out/groups, k_d, k_h, k_w), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7, 7), torch.randn(4, 6, 3, 3, 3)
+        >>> torch.equal(convgrad.conv_transpose3d(x, w, stride=2), torch.nn.functional.conv_transpose3d(x, w, stride=2))
+        True
+    """
+    return run("conv_transpose3d", input, weight, bias, (stride, padding, output_padding, groups, dilation))
+
+
+def _channels_last(
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...], layout: Layout
+) -> Tensor:
+    """Return `conv1d` or `conv_transpose1d` of a tensor (N, L, C)."""
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
+        return not_tensors(name, input, weight, bias, raw, layout=layout)
+    as_image = f"{name}(layout='NLC')"
+    return as_images(lambda image, kernel: run(as_image, image, kernel, bias, raw), input, weight, layout)
 
 
 signatures["convolution"] = Signature(None, all_arguments, convolution, ORDERS["convolution"])
+for _kind, _read, _functions in (
+    ("conv", conv_arguments, (conv1d, conv2d, conv3d)),
+    ("conv_transpose", transpose_arguments, (conv_transpose1d, conv_transpose2d, conv_transpose3d)),
+):
+    signatures[f"{_kind}1d(layout='NLC')"] = Signature(2, in_one_row(_read))
+    for _d, _function in enumerate(_functions, 1):
+        _name = f"{_kind}{_d}d"
+        signatures[_name] = Signature(_d, _read, _function, ORDERS[_kind], getattr(torch, _name))
 
 
 def convolution_with_backend(
-    backend: str,
-    transposed: bool,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *raw_args: Any,
+    backend: str, transposed: bool, input: Tensor, weight: Tensor, bias: Tensor | None, *raw_args: Any,
     layout: Layout = "NCL",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """A convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
 
     A module calls this in place of `use_backend`, whose side effect a strict ``torch.export`` warns of.
@@ -77,8 +238,7 @@ def convolution_with_backend(
         d = weight.dim() - 2
         if input.dim() == d + 1:
             return call(input.unsqueeze(0), weight).squeeze(0)
-        made = normalize if layout == "NCL" else in_one_row(normalize)
-        arguments = made(d, weight.shape, *raw_args)
+        arguments = (normalize if layout == "NCL" else in_one_row(normalize))(d, weight.shape, *raw_args)
         return torch.ops.convgrad.convolution.with_backend(input, weight, bias, *arguments, backend=backend)
 
     return call(input, weight) if layout == "NCL" else as_images(call, input, weight, layout)

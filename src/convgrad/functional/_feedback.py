@@ -10,25 +10,16 @@ from ..errors import ShapeError
 from ..ops import cast_operands, traced_request
 from ..shapes import check_rank
 from ..validation import check_operands
-from ._arguments import Ints, all_arguments, of_tensors
+from ._arguments import Ints, Padding, all_arguments, of_tensors
 from ._rows import Layout, as_images, in_one_row
 
 
 @of_tensors("input", "weight", "feedback_weight", "bias")
 def feedback_convolution(
-    input: Tensor,
-    weight: Tensor,
-    feedback_weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    layout: Layout = "NCL",
-) -> Tensor:
+    input: Tensor, weight: Tensor, feedback_weight: Tensor, bias: Tensor | None = None, stride: Ints = 1,
+    padding: Padding | str = 0, dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
+    *, layout: Layout = "NCL",
+) -> Tensor:  # fmt: skip
     """A convolution with ``weight`` that sends gradients back to its input through ``feedback_weight``.
 
     The gradients of weight and bias are the usual ones. A feedback_weight that requires a gradient gets the weight's;

@@ -1,4 +1,4 @@
-"""The N-d gradients of a convolution, each as a function."""
+"""The gradients of a convolution as functions: the N-d ones, and the thin ones of 1 to 3 dimensions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..calculus import sum_of_bias
 from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import check_backward
-from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes, with_output_padding
+from ._arguments import Ints, Padding, all_arguments, of_tensors, require_bool, sizes, with_output_padding
 from ._call import gradient
+
+__all__ = [
+    "conv1d_input", "conv1d_weight", "conv2d_input", "conv2d_weight", "conv3d_input", "conv3d_weight",
+    "conv_transpose1d_input", "conv_transpose1d_weight", "conv_transpose2d_input", "conv_transpose2d_weight",
+    "conv_transpose3d_input", "conv_transpose3d_weight", "convolution_backward", "grad_bias", "grad_input",
+    "grad_weight",
+]  # fmt: skip
 
 
 @of_tensors("weight", "grad_output")
 def grad_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-) -> Tensor:
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor, stride: Ints = 1, padding: Padding | str = 0,
+    dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
+) -> Tensor:  # fmt: skip
     """The gradient of a convolution with respect to its input.
 
     Shape:
@@ -56,18 +56,10 @@ def grad_input(
 
 @of_tensors("input", "grad_output")
 def grad_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    per_sample: bool = False,
-) -> Tensor:
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor, stride: Ints = 1, padding: Padding | str = 0,
+    dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
+    *, per_sample: bool = False,
+) -> Tensor:  # fmt: skip
     """The gradient of a convolution with respect to its weight.
 
     Args:
@@ -142,18 +134,10 @@ def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
 
 @of_tensors("grad_output", "input", "weight")
 def convolution_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None = None,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
+    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None = None, stride: Ints = 1,
+    padding: Padding | str = 0, dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
     output_mask: Sequence[bool] = (True, True, True),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of a convolution that the mask selects; None for the others.
 
     Shape:
@@ -177,3 +161,198 @@ def convolution_backward(
         raise TypeError(f"output_mask is a sequence of three booleans, got {output_mask!r}")
     rest = (None if bias_sizes is None else sizes(bias_sizes, "bias_sizes"), *arguments, list(output_mask))
     return gradient("convolution_backward", rest, grad_output, input.conj(), weight.conj())
+
+
+# ---- of 1, 2 and 3 dimensions, with the arguments of torch.nn.grad ---------------------------------
+
+
+def conv1d_input(
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv1d`'s gradient with respect to its input, as ``torch.nn.grad.conv1d_input`` (see `grad_input`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(6, 4, 3), torch.randn(2, 6, 5)
+        >>> want = torch.nn.grad.conv1d_input((2, 4, 7), w, g)
+        >>> torch.allclose(convgrad.conv1d_input((2, 4, 7), w, g), want, atol=1e-4)
+        True
+    """
+    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
+
+
+def conv1d_weight(
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv1d`'s gradient with respect to its weight, as ``torch.nn.grad.conv1d_weight`` (see `grad_weight`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 7), torch.randn(2, 6, 5)
+        >>> want = torch.nn.grad.conv1d_weight(x, (6, 4, 3), g)
+        >>> torch.allclose(convgrad.conv1d_weight(x, (6, 4, 3), g), want, atol=1e-4)
+        True
+    """
+    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+
+
+def conv2d_input(
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv2d`'s gradient with respect to its input, as ``torch.nn.grad.conv2d_input`` (see `grad_input`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(6, 4, 3, 3), torch.randn(2, 6, 5, 5)
+        >>> want = torch.nn.grad.conv2d_input((2, 4, 7, 7), w, g)
+        >>> torch.allclose(convgrad.conv2d_input((2, 4, 7, 7), w, g), want, atol=1e-4)
+        True
+    """
+    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
+
+
+def conv2d_weight(
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv2d`'s gradient with respect to its weight, as ``torch.nn.grad.conv2d_weight`` (see `grad_weight`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 7, 7), torch.randn(2, 6, 5, 5)
+        >>> want = torch.nn.grad.conv2d_weight(x, (6, 4, 3, 3), g)
+        >>> torch.allclose(convgrad.conv2d_weight(x, (6, 4, 3, 3), g), want, atol=1e-4)
+        True
+    """
+    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+
+
+def conv3d_input(
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv3d`'s gradient with respect to its input, as ``torch.nn.grad.conv3d_input`` (see `grad_input`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(6, 4, 3, 3, 3), torch.randn(2, 6, 5, 5, 5)
+        >>> want = torch.nn.grad.conv3d_input((2, 4, 7, 7, 7), w, g)
+        >>> torch.allclose(convgrad.conv3d_input((2, 4, 7, 7, 7), w, g), want, atol=1e-4)
+        True
+    """
+    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
+
+
+def conv3d_weight(
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv3d`'s gradient with respect to its weight, as ``torch.nn.grad.conv3d_weight`` (see `grad_weight`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 7, 7, 7), torch.randn(2, 6, 5, 5, 5)
+        >>> want = torch.nn.grad.conv3d_weight(x, (6, 4, 3, 3, 3), g)
+        >>> torch.allclose(convgrad.conv3d_weight(x, (6, 4, 3, 3, 3), g), want, atol=1e-4)
+        True
+    """
+    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+
+
+def conv_transpose1d_input(
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv_transpose1d`'s gradient with respect to its input (see `grad_input`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(4, 6, 3), torch.randn(2, 6, 9)
+        >>> want = torch.nn.functional.conv1d(g, w)
+        >>> torch.allclose(convgrad.conv_transpose1d_input((2, 4, 7), w, g), want, atol=1e-4)
+        True
+    """
+    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+
+def conv_transpose1d_weight(
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv_transpose1d`'s gradient with respect to its weight (see `grad_weight`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 7), torch.randn(2, 6, 9)
+        >>> want = torch.nn.grad.conv1d_weight(g, (4, 6, 3), x)
+        >>> torch.allclose(convgrad.conv_transpose1d_weight(x, (4, 6, 3), g), want, atol=1e-4)
+        True
+    """
+    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+
+def conv_transpose2d_input(
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv_transpose2d`'s gradient with respect to its input (see `grad_input`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(4, 6, 3, 3), torch.randn(2, 6, 9, 9)
+        >>> want = torch.nn.functional.conv2d(g, w)
+        >>> torch.allclose(convgrad.conv_transpose2d_input((2, 4, 7, 7), w, g), want, atol=1e-4)
+        True
+    """
+    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+
+def conv_transpose2d_weight(
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv_transpose2d`'s gradient with respect to its weight (see `grad_weight`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 7, 7), torch.randn(2, 6, 9, 9)
+        >>> want = torch.nn.grad.conv2d_weight(g, (4, 6, 3, 3), x)
+        >>> torch.allclose(convgrad.conv_transpose2d_weight(x, (4, 6, 3, 3), g), want, atol=1e-4)
+        True
+    """
+    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+
+def conv_transpose3d_input(
+    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv_transpose3d`'s gradient with respect to its input (see `grad_input`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(4, 6, 3, 3, 3), torch.randn(2, 6, 9, 9, 9)
+        >>> want = torch.nn.functional.conv3d(g, w)
+        >>> torch.allclose(convgrad.conv_transpose3d_input((2, 4, 7, 7, 7), w, g), want, atol=1e-4)
+        True
+    """
+    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+
+def conv_transpose3d_weight(
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """Return `conv_transpose3d`'s gradient with respect to its weight (see `grad_weight`).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 7, 7, 7), torch.randn(2, 6, 9, 9, 9)
+        >>> want = torch.nn.grad.conv3d_weight(g, (4, 6, 3, 3, 3), x)
+        >>> torch.allclose(convgrad.conv_transpose3d_weight(x, (4, 6, 3, 3, 3), g), want, atol=1e-4)
+        True
+    """
+    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)

@@ -17,24 +17,15 @@ from ..padding_modes import by_pytorch
 from ..shapes import Geometry, conv_geometry
 from ..sizes import effective_kernel
 from ..validation import check_backward, check_operands
-from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes, with_output_padding
+from ._arguments import Ints, Padding, all_arguments, of_tensors, require_bool, sizes, with_output_padding
 from ._gradients import grad_bias, grad_weight
 
 
 @of_tensors("input", "grad_output")
 def per_sample_norms(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    bias: bool = False,
-) -> Tensor:
+    input: Tensor, weight_size: Sequence[int], grad_output: Tensor, stride: Ints = 1, padding: Padding | str = 0,
+    dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1, *, bias: bool = False,
+) -> Tensor:  # fmt: skip
     """The 2-norm of each sample's weight gradient, often without computing that gradient.
 
     The squared norm of a gradient, a sum over T positions of grad_output times a window of the input, is the sum over

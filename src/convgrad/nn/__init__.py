@@ -1,14 +1,14 @@
 """Modules with torch's constructors, repr and state_dict, computed by convgrad; also binary, ternary, shift weights."""
 
 # ruff: noqa: F403
-from . import batch_norm, convert, feedback, instance_norm, linear, modules, quantized_layers, schemes, shift
+from . import batch_norm, convert, feedback, instance_norm, linear, modules, quantized, schemes, shift
 from .batch_norm import *
 from .convert import *
 from .feedback import *
 from .instance_norm import *
 from .linear import *
 from .modules import *
-from .quantized_layers import *
+from .quantized import *
 from .schemes import *
 from .shift import *
 
@@ -19,6 +19,6 @@ __all__ += feedback.__all__
 __all__ += instance_norm.__all__
 __all__ += linear.__all__
 __all__ += modules.__all__
-__all__ += quantized_layers.__all__
+__all__ += quantized.__all__
 __all__ += schemes.__all__
 __all__ += shift.__all__

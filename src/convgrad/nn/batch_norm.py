@@ -136,16 +136,9 @@ class _BatchNorm:
 
 
 def batch_norm(
-    module: Any,
-    input: Any,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+    module: Any, input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be.
 
     Args:
@@ -182,17 +175,9 @@ def expected_reader(module: Any) -> str | None:
 
 
 def compute(
-    module: Any,
-    reader: str | None,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    epsilon: float,
-    by_image: bool = False,
-) -> Tensor:
+    module: Any, reader: str | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+    running_mean: Tensor | None, running_var: Tensor | None, momentum: float, epsilon: float, by_image: bool = False,
+) -> Tensor:  # fmt: skip
     """Normalize by the kernels, together with the activation that is expected to follow where gradients are recorded.
 
     Without gradients the result is computed at once: the input may change before the activation reads the result, and
@@ -317,16 +302,9 @@ _IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 
 
 def normalized(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    epsilon: float,
-    activation: str = "",
-    by_image: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, epsilon: float, activation: str = "", by_image: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the normalized, activated values, the statistics, and the input as the kernels take it."""
     options = running_mean, running_var, momentum, epsilon, activation
     if not by_image:

@@ -21,17 +21,11 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
         leading: those of them that may be given by position too, in front of ``device``.
     """
     signature = inspect.signature(base.__init__)
+    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [*signature.parameters.values()]
-    before = [name for name in options if name in leading]
-    at = next(i for i, p in enumerate(parameters) if p.name == "device")
-    parameters[at:at] = [
-        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=options[n]) for n in before
-    ]
-    parameters += [
-        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for n, default in options.items()
-        if n not in leading
-    ]
+    at = [p.name for p in parameters].index("device")
+    parameters[at:at] = [inspect.Parameter(n, either, default=options[n]) for n in options if n in leading]
+    parameters += [inspect.Parameter(n, keyword, default=options[n]) for n in options if n not in leading]
     signature = signature.replace(parameters=parameters)
 
     def constructor(*args: Any, **kwargs: Any) -> None:
@@ -41,6 +35,21 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     made: Any = functools.wraps(base.__init__)(constructor)
     made.__signature__ = signature
     cls.__init__ = made
+
+
+def docstring_words(name: str) -> dict[str, Any]:
+    """Return what a layer's docstring says of its dimensions."""
+    d = int(name[-2])
+    sizes = ("D", "H", "W")[3 - d :] if d > 1 else ("L",)
+    return {
+        "d": d,
+        "name": name,
+        "function": name.replace("ConvT", "conv_t").lower(),
+        "what": "transposed convolution" if "Transpose" in name else "convolution",
+        "size": ", ".join(sizes),
+        "out": ", ".join(f"{s}_out" for s in sizes),
+        "x5": ", 5" * d,
+    }
 
 
 class _NoInitSubclass:

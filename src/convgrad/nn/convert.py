@@ -72,14 +72,10 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iter
     return [*classes]
 
 
-#: Name of a layer -> the layer, and the class that it gets.
-NewClasses = dict[str, tuple[Any, type]]
-
-
 def new_classes(
     model: nn.Module, skip: str | Iterable[str], converted: Callable[[nn.Module], type | None], done: type
-) -> NewClasses:
-    """The layers of a network that get another class, with a warning where there are none.
+) -> dict[str, tuple[Any, type]]:
+    """Return the layers of a network that get another class, and that class, by name; warn where there are none.
 
     Args:
         skip: names of layers to leave.
@@ -99,7 +95,7 @@ def new_classes(
     return classes
 
 
-def _refuse_tied(model: nn.Module, classes: NewClasses) -> None:
+def _refuse_tied(model: nn.Module, classes: dict[str, tuple[Any, type]]) -> None:
     """Refuse a weight that would have to be a weight in one layer, and something else in another."""
     for name, module in model.named_modules():
         for other, (layer, _) in classes.items():

@@ -33,7 +33,7 @@ from .. import functional
 from ..engine import use_backend
 from ..errors import UnsupportedError
 from . import modules
-from .constructors import set_constructor, with_bases
+from .constructors import docstring_words, set_constructor, with_bases
 from .convert import new_classes
 
 __all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTranspose1d", "FeedbackConvTranspose2d",
@@ -193,7 +193,7 @@ class FeedbackConvTranspose3d(_Feedback, modules.ConvTranspose3d): ...
 _CLASSES: dict[type, type] = {}
 for _layer in _Feedback.__subclasses__():
     _base = _layer.__mro__[2]
-    _layer.__doc__ = _DOCSTRING.format(**functional.docstring_words(_base.__name__))
+    _layer.__doc__ = _DOCSTRING.format(**docstring_words(_base.__name__))
     set_constructor(_layer, _base, {"rule": "alignment"})
     _CLASSES |= {_base: _layer, getattr(torch.nn, _base.__name__): _layer}
 

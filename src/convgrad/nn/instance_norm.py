@@ -47,16 +47,10 @@ class _InstanceNorm:
 
 
 def instance_norm(
-    module: Any,
-    input: Any,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
+    module: Any, input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """``torch.nn.functional.instance_norm``, computed by convgrad where a module would be.
 
     Args:

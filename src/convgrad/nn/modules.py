@@ -19,31 +19,25 @@ from .. import functional
 from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
 from ..errors import ShapeError
+from ..functional import Ints, Layout, Padding
 from ..padding_modes import pad
-from .constructors import set_constructor
 from .deferred import Deferred, stop_watching
 from .padding import Padded, as_pairs, convolve
 from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
+Device = torch.device | str | int | None
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _WithBackend:
-    """The ``backend`` keyword: the name of a backend that this module asks for, or None.
+    """The computation of a layer by the backend that it asks for, or by the one that is chosen.
 
     Private names of the modules begin with ``_convgrad``: any other one may be an attribute of a user's class.
     """
 
     backend: str | None = None
-
-    def __init__(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
-        if backend is not None:
-            get_backend(backend)
-        super().__init__(*args, **kwargs)
-        self.backend = backend
-
     _convgrad_function: Callable[..., Tensor]
     _convgrad_layout: Any = "NCL"
 
@@ -67,17 +61,12 @@ class _WithBackend:
 
 
 class _WithLayout:
-    """The ``layout`` keyword of the 1-D modules."""
+    """The order of dimensions of the 1-D modules."""
 
-    layout: functional.Layout = "NCL"
-
-    def __init__(self, *args: Any, layout: functional.Layout = "NCL", **kwargs: Any) -> None:
-        functional.require_layout(layout)
-        super().__init__(*args, **kwargs)
-        self.layout = layout
+    layout: Layout = "NCL"
 
     @property
-    def _convgrad_layout(self) -> functional.Layout:
+    def _convgrad_layout(self) -> Layout:
         return self.layout
 
     def extra_repr(self: Any) -> str:
@@ -87,12 +76,20 @@ class _WithLayout:
 
 
 class _Conv(_WithBackend):
-    """What the three convolutions share."""
+    """The constructor and the forward of the three convolutions."""
 
-    def __init__(self: Any, *, padding: Any = 0, **kwargs: Any) -> None:
+    def __init__(
+        self: Any, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
+        padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros",
+        device: Device = None, dtype: torch.dtype | None = None, *, backend: str | None = None,
+    ) -> None:  # fmt: skip
         # torch's constructor refuses the word
         known = 0 if isinstance(padding, str) and padding == "causal" else padding
-        super().__init__(padding=known, **kwargs)
+        shape = (in_channels, out_channels, kernel_size, stride, known, dilation, groups)
+        if backend is not None:
+            get_backend(backend)
+        super().__init__(*shape, bias, padding_mode, device, dtype)  # pyright: ignore[reportCallIssue]
+        self.backend = backend
         if len(self.kernel_size) != (d := len(self.stride)):  # which torch's constructor takes
             raise ShapeError(f"kernel_size is an integer or {d} of them, got {self.kernel_size}")
         if known is not padding:
@@ -145,7 +142,19 @@ class _Conv(_WithBackend):
 
 
 class _ConvTranspose(_WithBackend):
-    """The forward that the three transposed convolutions share."""
+    """The constructor and the forward of the three transposed convolutions."""
+
+    def __init__(
+        self: Any, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
+        padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, bias: bool = True, dilation: Ints = 1,
+        padding_mode: str = "zeros", device: Device = None, dtype: torch.dtype | None = None,
+        *, backend: str | None = None,
+    ) -> None:  # fmt: skip
+        shape = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups)
+        if backend is not None:
+            get_backend(backend)
+        super().__init__(*shape, bias, dilation, padding_mode, device, dtype)  # pyright: ignore[reportCallIssue]
+        self.backend = backend
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
@@ -171,50 +180,146 @@ class _ConvTranspose(_WithBackend):
         return self._convgrad_compute(input, weight, bias, stride, self.padding, more, self.groups, dilation)
 
 
-_DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``backend=`` requests a backend by name.
-{layout}
+class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
+    """A 1-d convolution: ``torch.nn.Conv1d`` by convgrad; ``backend=`` requests a backend by name.
+
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
+
     Shape:
-        (N, C_in, {size}) -> (N, C_out, {out}), or both without N
+        (N, C_in, L) -> (N, C_out, L_out), or both without N
 
     Raises:
-        KeyError: no backend is registered under the name ``backend``.{raises}
+        KeyError: no backend is registered under the name ``backend``.
+        ValueError: another ``layout``.
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> ours, theirs = convgrad.nn.{name}(3, 8, 3, padding=1), torch.nn.{name}(3, 8, 3, padding=1)
-        >>> _ = ours.load_state_dict(theirs.state_dict())
-        >>> x = torch.randn(1, 3{x5})
-        >>> torch.equal(ours(x), theirs(x)), repr(ours) == repr(theirs)
-        (True, True)
+        >>> layer, x = convgrad.nn.Conv1d(3, 8, 3, padding=1), torch.randn(1, 3, 5)
+        >>> torch.equal(layer(x), torch.nn.functional.conv1d(x, layer.weight, layer.bias, padding=1))
+        True
     """
 
+    _convgrad_function = staticmethod(functional.conv1d)
 
-_LAYOUT = """
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
+        padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros",
+        device: Device = None, dtype: torch.dtype | None = None,
+        *, backend: str | None = None, layout: Layout = "NCL",
+    ) -> None:  # fmt: skip
+        shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
+        functional.require_layout(layout)
+        super().__init__(*shape, bias, padding_mode, device, dtype, backend=backend)
+        self.layout: Layout = layout
+
+
+class Conv2d(_Conv, torch.nn.Conv2d):
+    """A 2-d convolution: ``torch.nn.Conv2d`` by convgrad; ``backend=`` requests a backend by name.
+
+    Shape:
+        (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
+
+    Raises:
+        KeyError: no backend is registered under the name ``backend``.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer, x = convgrad.nn.Conv2d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5)
+        >>> torch.equal(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
+        True
+    """
+
+    _convgrad_function = staticmethod(functional.conv2d)
+
+
+class Conv3d(_Conv, torch.nn.Conv3d):
+    """A 3-d convolution: ``torch.nn.Conv3d`` by convgrad; ``backend=`` requests a backend by name.
+
+    Shape:
+        (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+
+    Raises:
+        KeyError: no backend is registered under the name ``backend``.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer, x = convgrad.nn.Conv3d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5, 5)
+        >>> torch.equal(layer(x), torch.nn.functional.conv3d(x, layer.weight, layer.bias, padding=1))
+        True
+    """
+
+    _convgrad_function = staticmethod(functional.conv3d)
+
+
+class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
+    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` requests a backend by name.
+
     With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
-"""
+
+    Shape:
+        (N, C_in, L) -> (N, C_out, L_out), or both without N
+
+    Raises:
+        KeyError: no backend is registered under the name ``backend``.
+        ValueError: another ``layout``.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer, x = convgrad.nn.ConvTranspose1d(3, 8, 3, padding=1), torch.randn(1, 3, 5)
+        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose1d(x, layer.weight, layer.bias, padding=1))
+        True
+    """
+
+    _convgrad_function = staticmethod(functional.conv_transpose1d)
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Ints, stride: Ints = 1,
+        padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, bias: bool = True, dilation: Ints = 1,
+        padding_mode: str = "zeros", device: Device = None, dtype: torch.dtype | None = None,
+        *, backend: str | None = None, layout: Layout = "NCL",
+    ) -> None:  # fmt: skip
+        shape = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups)
+        functional.require_layout(layout)
+        super().__init__(*shape, bias, dilation, padding_mode, device, dtype, backend=backend)
+        self.layout: Layout = layout
 
 
-def _as_in_torch(module: type[_WithBackend]) -> None:
-    """Give a module its function, its docstring and torch's constructor with our keywords."""
-    name = module.__name__
-    known = functional.docstring_words(name)
-    one_d = known["d"] == 1
-    module._convgrad_function = staticmethod(getattr(functional, known["function"]))
-    module.__doc__ = _DOCSTRING.format(
-        **known, layout=_LAYOUT if one_d else "", raises="\n        ValueError: another ``layout``." if one_d else ""
-    )
-    set_constructor(module, getattr(torch.nn, name), {"backend": None, **({"layout": "NCL"} if one_d else {})})
+class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
+    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` requests a backend by name.
+
+    Shape:
+        (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
+
+    Raises:
+        KeyError: no backend is registered under the name ``backend``.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer, x = convgrad.nn.ConvTranspose2d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5)
+        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose2d(x, layer.weight, layer.bias, padding=1))
+        True
+    """
+
+    _convgrad_function = staticmethod(functional.conv_transpose2d)
 
 
-# fmt: off
-class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d): ...
-class Conv2d(_Conv, torch.nn.Conv2d): ...
-class Conv3d(_Conv, torch.nn.Conv3d): ...
-class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d): ...
-class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d): ...
-class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d): ...
-# fmt: on
+class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
+    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` requests a backend by name.
+
+    Shape:
+        (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+
+    Raises:
+        KeyError: no backend is registered under the name ``backend``.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer, x = convgrad.nn.ConvTranspose3d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5, 5)
+        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose3d(x, layer.weight, layer.bias, padding=1))
+        True
+    """
+
+    _convgrad_function = staticmethod(functional.conv_transpose3d)
+
 
 _modules = {Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d}
-for _module in _modules:
-    _as_in_torch(_module)

@@ -27,15 +27,9 @@ from .tracing import leaf_of_fx
 
 
 def convolve(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, ...],
-    sides: Sides,
-    dilation: tuple[int, ...],
-    groups: int,
-    mode: PaddingMode,
-) -> Tensor | None:
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], sides: Sides,
+    dilation: tuple[int, ...], groups: int, mode: PaddingMode,
+) -> Tensor | None:  # fmt: skip
     """The convolution that reads its padding from the input; None where that takes a padded copy.
 
     Shape:
@@ -97,15 +91,9 @@ class Padded(Deferred):
         return _pad(self._original(), self._convgrad_zeros)
 
     def convolve(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: tuple[int, ...],
-        sides: Sides,
-        dilation: tuple[int, ...],
-        groups: int,
-        compute: Callable[..., Tensor | None] = convolve,
-    ) -> Tensor | None:
+        self, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], sides: Sides, dilation: tuple[int, ...],
+        groups: int, compute: Callable[..., Tensor | None] = convolve,
+    ) -> Tensor | None:  # fmt: skip
         """Return the convolution, with padding of its own; None where that takes a padded copy."""
         input, zeros = self._convgrad_input, self._convgrad_zeros
         more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))

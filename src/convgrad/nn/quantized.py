@@ -9,15 +9,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import functional
-from .constructors import set_constructor
-from .schemes import Scheme, Xnor, quantized
+from .constructors import docstring_words, set_constructor
+from .linear import Linear
+from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from .schemes import Binary, Scheme, Ternary, Xnor, quantized
+from .shift import ShiftPS, ShiftQ
+
+__all__ = [  # noqa: RUF022
+    "BinaryConv1d", "BinaryConv2d", "BinaryConv3d", "BinaryConvTranspose1d", "BinaryConvTranspose2d",
+    "BinaryConvTranspose3d", "BinaryLinear",
+    "XnorConv1d", "XnorConv2d", "XnorConv3d", "XnorConvTranspose1d", "XnorConvTranspose2d", "XnorConvTranspose3d",
+    "XnorLinear",
+    "TernaryConv1d", "TernaryConv2d", "TernaryConv3d", "TernaryConvTranspose1d", "TernaryConvTranspose2d",
+    "TernaryConvTranspose3d", "TernaryLinear",
+    "Conv1dShift", "Conv2dShift", "Conv3dShift", "ConvTranspose1dShift", "ConvTranspose2dShift",
+    "ConvTranspose3dShift", "LinearShift",
+    "Conv1dShiftQ", "Conv2dShiftQ", "Conv3dShiftQ", "ConvTranspose1dShiftQ", "ConvTranspose2dShiftQ",
+    "ConvTranspose3dShiftQ", "LinearShiftQ",
+]  # fmt: skip
 
 #: (scheme, torch's class or convgrad's) -> the layer that is both.
 layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
@@ -40,7 +55,7 @@ class Quantized:
             set_constructor(cls, cls._base, options, scheme._leading)
             cls.__doc__ = _docstring(cls.__name__, scheme, cls._base)
 
-    def __init__(self: Any, *, check_grad: bool = False, **given: Any) -> None:
+    def __init__(self: Any, *_: Any, check_grad: bool = False, **given: Any) -> None:
         options = [field.name for field in dataclasses.fields(self._scheme)]
         if check_grad and "act_fraction_bits" in options:
             given.setdefault("act_fraction_bits", None)  # numerical gradients would see that inputs are rounded
@@ -50,7 +65,7 @@ class Quantized:
                 raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
             given["dtype"] = torch.float64
         if given.get("padding_mode") == "circular_split":
-            padding = _split(given.get("padding", 0), functional.docstring_words(self._base.__name__)["d"])
+            padding = _split(given.get("padding", 0), docstring_words(self._base.__name__)["d"])
             given.update(padding_mode="circular", padding=padding)
         super().__init__(**given)
         self.adopt(scheme, {})
@@ -132,10 +147,6 @@ class Quantized:
 class QuantizedLinear(Quantized):
     """The computation of `torch.nn.Linear` under the name that the convolutions give theirs."""
 
-    if TYPE_CHECKING:  # the convolutions' constructors take more arguments already
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)
 
@@ -177,7 +188,7 @@ _SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch
 
 
 def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
-    known = functional.docstring_words(base.__name__) if "Conv" in base.__name__ else {}
+    known = docstring_words(base.__name__) if "Conv" in base.__name__ else {}
     split = scheme._leading and known.get("what") == "convolution"
     return _DOCSTRING.format(
         what=f"A {known['d']}-d {known['what']}" if known else "A linear layer",
@@ -189,3 +200,49 @@ def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
         arguments="4, 6" + ", 3" * bool(known),
         input=f"torch.randn(2, 4{known.get('x5', '')})",
     )
+
+
+# ---- the layers: each is a layer of torch, computed by convgrad, and a scheme -----------------------------------
+
+
+# fmt: off
+class BinaryConv1d(Quantized, Conv1d, scheme=Binary): ...
+class BinaryConv2d(Quantized, Conv2d, scheme=Binary): ...
+class BinaryConv3d(Quantized, Conv3d, scheme=Binary): ...
+class BinaryConvTranspose1d(Quantized, ConvTranspose1d, scheme=Binary): ...
+class BinaryConvTranspose2d(Quantized, ConvTranspose2d, scheme=Binary): ...
+class BinaryConvTranspose3d(Quantized, ConvTranspose3d, scheme=Binary): ...
+class BinaryLinear(QuantizedLinear, Linear, scheme=Binary): ...
+
+class XnorConv1d(Quantized, Conv1d, scheme=Xnor): ...
+class XnorConv2d(Quantized, Conv2d, scheme=Xnor): ...
+class XnorConv3d(Quantized, Conv3d, scheme=Xnor): ...
+class XnorConvTranspose1d(Quantized, ConvTranspose1d, scheme=Xnor): ...
+class XnorConvTranspose2d(Quantized, ConvTranspose2d, scheme=Xnor): ...
+class XnorConvTranspose3d(Quantized, ConvTranspose3d, scheme=Xnor): ...
+class XnorLinear(QuantizedLinear, Linear, scheme=Xnor): ...
+
+class TernaryConv1d(Quantized, Conv1d, scheme=Ternary): ...
+class TernaryConv2d(Quantized, Conv2d, scheme=Ternary): ...
+class TernaryConv3d(Quantized, Conv3d, scheme=Ternary): ...
+class TernaryConvTranspose1d(Quantized, ConvTranspose1d, scheme=Ternary): ...
+class TernaryConvTranspose2d(Quantized, ConvTranspose2d, scheme=Ternary): ...
+class TernaryConvTranspose3d(Quantized, ConvTranspose3d, scheme=Ternary): ...
+class TernaryLinear(QuantizedLinear, Linear, scheme=Ternary): ...
+
+class Conv1dShift(Quantized, Conv1d, scheme=ShiftPS): ...
+class Conv2dShift(Quantized, Conv2d, scheme=ShiftPS): ...
+class Conv3dShift(Quantized, Conv3d, scheme=ShiftPS): ...
+class ConvTranspose1dShift(Quantized, ConvTranspose1d, scheme=ShiftPS): ...
+class ConvTranspose2dShift(Quantized, ConvTranspose2d, scheme=ShiftPS): ...
+class ConvTranspose3dShift(Quantized, ConvTranspose3d, scheme=ShiftPS): ...
+class LinearShift(QuantizedLinear, Linear, scheme=ShiftPS): ...
+
+class Conv1dShiftQ(Quantized, Conv1d, scheme=ShiftQ): ...
+class Conv2dShiftQ(Quantized, Conv2d, scheme=ShiftQ): ...
+class Conv3dShiftQ(Quantized, Conv3d, scheme=ShiftQ): ...
+class ConvTranspose1dShiftQ(Quantized, ConvTranspose1d, scheme=ShiftQ): ...
+class ConvTranspose2dShiftQ(Quantized, ConvTranspose2d, scheme=ShiftQ): ...
+class ConvTranspose3dShiftQ(Quantized, ConvTranspose3d, scheme=ShiftQ): ...
+class LinearShiftQ(QuantizedLinear, Linear, scheme=ShiftQ): ...
+# fmt: on
