@@ -392,7 +392,7 @@ def test_padding_is_not_copied(which: str) -> None:
 
 
 def test_a_function_is_watched_again_where_it_may_gain() -> None:
-    """In evaluation the normalization is PyTorch's, and nothing waits for a reader: that holds for these sizes alone."""
+    """In evaluation the normalization is PyTorch's and nothing waits for a reader: that holds for these sizes alone."""
     ours, stock, _ = pair(ByFunction())
     x = torch.randn(SHAPES[2])
     for model in (ours, stock):
