@@ -9,7 +9,7 @@ reads memory gets PyTorch's error.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,9 +34,10 @@ _ANSWERED |= {torch.numel, torch.is_complex, torch.is_floating_point}
 
 
 class _Watching(threading.local):
-    """The mode of functions of this module's that is active in a thread."""
+    """The mode of functions of this module's that is active in a thread, and the function that describes."""
 
     mode: TorchFunctionMode | None = None
+    describe: Callable[..., Tensor | None] | None = None
 
 
 _now = _Watching()
@@ -64,6 +65,26 @@ def stop_watching() -> None:
     if _now.mode is not None:
         remove_function_mode(_now.mode)
         _now.mode = None
+
+
+@contextmanager
+def describing(convolve: Callable[..., Tensor | None]) -> Generator[None, None, None]:
+    """Treat tensors on the meta device as a CPU's in this block.
+
+    Args:
+        convolve: called for each convolution that may read its padding from its input, with the arguments of
+            ``torch.convolution`` and the padding mode. It returns a result, or None for one that takes a padded copy.
+    """
+    before, _now.describe = _now.describe, convolve
+    try:
+        yield
+    finally:
+        _now.describe = before
+
+
+def describes(t: Tensor) -> Callable[..., Tensor | None] | None:
+    """Return the function of `describing` for a tensor on the meta device; None outside of its block."""
+    return _now.describe if t.is_meta else None
 
 
 class Deferred(Tensor):
