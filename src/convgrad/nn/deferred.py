@@ -52,16 +52,18 @@ def watching() -> bool:
 def watch(mode: TorchFunctionMode) -> Generator[None, None, None]:
     """Let a mode see the functions that are called in a block, until `stop_watching`."""
     before = _now.mode
+    stop_watching()  # of a module around this one
     _now.mode = mode.__enter__()
     try:
         yield
     finally:
         stop_watching()
-        _now.mode = before
+        if before is not None:
+            _now.mode = before.__enter__()
 
 
 def stop_watching() -> None:
-    """Leave the mode of the innermost block: every function takes longer under one."""
+    """Leave the mode of the innermost block, where a convolution has read padding: functions take longer under one."""
     if _now.mode is not None:
         remove_function_mode(_now.mode)
         _now.mode = None

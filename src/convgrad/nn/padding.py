@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
+from torch.nn.modules import module as hooks_of_all
 from torch.overrides import TorchFunctionMode
 
 from .._compat import fx_tracing, jit_tracing, suggested_format, without_autocast
@@ -186,7 +187,7 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
         and len(zeros) <= 2 * input.dim()
         and all(type(n) is int and n >= 0 for n in zeros)
         and _padded_for.get(module, True)
-        and not has_hooks(module)
+        and not hooks_of_all._has_any_global_hook()
         and (node := activating_node(input)) is not None
     ):
         padded: Any = _Padding.apply(input, tuple(zeros))
@@ -203,7 +204,7 @@ class _ZeroPad:
         """Apply the module."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or has_hooks(self):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         return pad(self, input, self.padding, "constant", self.value)
 
