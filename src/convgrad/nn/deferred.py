@@ -86,7 +86,7 @@ def describing(convolve: Callable[..., Tensor | None]) -> Generator[None, None, 
 
 def describes(t: Tensor) -> Callable[..., Tensor | None] | None:
     """Return the function of `describing` for a tensor on the meta device; None outside of its block."""
-    return _now.describe if t.is_meta else None
+    return None if _now.describe is None or not t.is_meta else _now.describe
 
 
 class Deferred(Tensor):
