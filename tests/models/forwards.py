@@ -419,7 +419,7 @@ OTHERS = {
     "kept between function and module": lambda: KeptActivated(nn.ReLU()),
     "the function called twice": lambda: TwiceActivated(nn.ReLU()),
     "the function called by another method": lambda: OtherwiseActivated(nn.ReLU()),
-    "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
+    "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1, bias=False), Own(6), nn.ReLU()),
 }
 
 #: With a flag that changes what the forward does.

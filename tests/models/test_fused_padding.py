@@ -405,6 +405,37 @@ def test_a_function_is_watched_again_where_it_may_gain() -> None:
     assert of_kernels(ours, x) == {((3, 1), (0, 1))}
 
 
+class OneForward(nn.Module):
+    """A block that is written in one forward: a convolution comes before the padding."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.expand, self.norm, self.inner = nn.Conv2d(6, 6, 1, bias=False), nn.BatchNorm2d(6), inner
+        self.conv = nn.Conv2d(6, 6, 3, 2, groups=6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inner is not None:
+            x = self.inner(x)
+        return self.conv(F.pad(F.relu(self.norm(self.expand(x))), (0, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("build", [OneForward, lambda: OneForward(OneForward()), lambda: nn.Sequential(OneForward())])
+def test_padding_behind_another_convolution_of_the_same_forward(build: Any) -> None:
+    stock = build()
+    ours, stock, _ = paired(stock)
+    x, strided, blocks = torch.randn(2, 6, 12, 12), [], sum(isinstance(m, OneForward) for m in stock.modules())
+
+    def note(event: Any) -> None:
+        if event.problem.stride == (2, 2) and event.outputs == ("forward",):
+            strided.append(event.problem.padding)
+
+    for _ in range(2):
+        strided.clear()
+        with convgrad.use_backend("native"), observing(note):
+            agree(ours, stock, x)
+        assert strided == [((0, 1), (0, 1))] * blocks
+
+
 #: What is right, however it is computed.
 PADDED: dict[str, Callable[[], nn.Module]] = {
     "the padded input is used twice": PadUsedTwice,

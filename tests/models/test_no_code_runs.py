@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -116,3 +119,175 @@ def test_a_second_time_it_says_that_all_is_done() -> None:
     convgrad.accelerate_(model, only_gains=False)
     again = convgrad.accelerate_(model)
     assert again.summary.startswith("0 of 2 convolutions replaced (2 already), 0 of 1 normalizations (1 already);")
+
+
+# ---- wherever a forward keeps something, and whatever it updates ---------------------------------------
+
+
+class Base(nn.Module):
+    """Sizes that the kernels gain at, a normalization with an activation, and `F.pad`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32)
+        self.depthwise = nn.Conv2d(32, 32, 3, 2, groups=32)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.depthwise(F.pad(F.relu(self.norm(self.conv(x))), (0, 1, 0, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+
+class OfClass(Base):
+    """A cache on the class, by size."""
+
+    scales: ClassVar[dict[Any, Any]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.features(x)
+        return y * self.scales.setdefault(tuple(y.shape[-2:]), 1 / math.sqrt(y.shape[-1] * y.shape[-2]))
+
+
+class OfInstance(Base):
+    """A buffer that is made, and an attribute that is counted, at the first call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if not hasattr(self, "grid"):
+            self.register_buffer("grid", torch.linspace(0, 1, x.shape[-1]).to(x), persistent=False)
+        return self.features(x + self.grid)
+
+
+KEPT: list[Any] = []
+
+
+@functools.cache
+def window(n: int) -> Tensor:
+    KEPT.append(n)
+    return torch.hann_window(n)
+
+
+class Cached(Base):
+    """A function with a cache."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x * window(x.shape[-1]))
+
+
+def closed() -> nn.Module:
+    """A cache in a closure, and a result that is kept."""
+    kept: list[Tensor] = []
+
+    class Closed(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.relu(self.norm(self.conv(x)))
+            kept[:] = [y]
+            y = self.depthwise(F.pad(y, (0, 1, 0, 1)))
+            return y + kept[0].mean()
+
+    return Closed()
+
+
+class InTraining(Base):
+    """What only training does: a loss that is collected, noise, and weights that decay."""
+
+    losses: ClassVar[list[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for p in self.parameters():
+                    p.mul_(0.999)
+        y = self.features(x)
+        if self.training:
+            type(self).losses.append(y.square().mean())
+            return y + 1e-3 * torch.randn_like(y)
+        return y
+
+
+class Momentum(Base):
+    """Another network follows: by `lerp_`, by `copy_` of a dictionary, or by `data`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.target = how, Base().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = {n: p for n, p in self.named_parameters() if not n.startswith("target.")}
+        with torch.no_grad():
+            for name, p in self.target.named_parameters():
+                if self.how == "lerp":
+                    p.lerp_(own[name], 0.1)
+                elif self.how == "data":
+                    p.data = 0.9 * p.data + 0.1 * own[name].data
+            if self.how == "dictionary":
+                self.target.load_state_dict({**self.target.state_dict(), **{n: p.clone() for n, p in own.items()}})
+            target = self.target(x)
+        return self.features(x) - target
+
+
+class ByHook(Base):
+    """The update is in a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise.register_forward_pre_hook(self.clip)
+
+    @staticmethod
+    def clip(module: Any, args: Any) -> None:
+        module.weight.data.clamp_(-0.2, 0.2)
+
+
+PROGRAMS: dict[str, Callable[[], nn.Module]] = {
+    "a cache on the class": OfClass,
+    "a buffer of the first call": OfInstance,
+    "a function with a cache": Cached,
+    "a closure": closed,
+    "a branch of training": InTraining,
+    **{f"a momentum encoder, {how}": functools.partial(Momentum, how) for how in ("lerp", "data", "dictionary")},
+    "an update in a hook": ByHook,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"example_inputs": torch.ones(2, 3, 20, 20)}], ids=["", "examples"])
+@pytest.mark.parametrize("which", PROGRAMS)
+def test_what_a_forward_keeps_and_updates(which: str, options: dict[str, Any]) -> None:
+    build = PROGRAMS[which]
+    OfClass.scales.clear()
+    InTraining.losses.clear()
+    window.cache_clear()
+    KEPT.clear()
+    torch.manual_seed(1)
+    stock = build()
+    ours = copy.deepcopy(stock)
+    before = {name: t.clone() for name, t in ours.state_dict().items()}
+    kept = set(vars(ours))
+    report = convgrad.accelerate_(ours, only_gains=False, **options)
+    assert (OfClass.scales, InTraining.losses, KEPT) == ({}, [], [])
+    assert set(vars(ours)) == kept
+    assert all(torch.equal(t, before[name]) for name, t in ours.state_dict().items())
+    report.restore()
+    assert all(torch.equal(t, before[name]) for name, t in ours.state_dict().items())
+    convgrad.accelerate_(ours, only_gains=False, **options)
+    results: list[list[Tensor]] = []
+    for model in (ours, stock):
+        torch.manual_seed(2)
+        found: list[Tensor] = []
+        for _ in range(3):
+            for size in (20, 24):
+                model.zero_grad()
+                x = torch.randn(2, 3, 20, size).requires_grad_(which != "a buffer of the first call")
+                if which == "a buffer of the first call":
+                    x = x[..., :20]
+                y = model(x)
+                y.square().mean().backward()
+                found += [y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        model.eval()
+        found += [model(torch.ones(2, 3, 20, 20)).detach(), *model.state_dict().values()]
+        results.append(found)
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+    assert all(type(loss) is Tensor for loss in InTraining.losses)
+    assert all(type(scale) is float for scale in OfClass.scales.values())

@@ -101,7 +101,13 @@ def _run(
     epsilon: float = 0.0,
     momentum: float = 0.0,
 ) -> None:
-    """One call of the library; ``tensors`` are in the order of ``convgrad_norm``, mean and invstd behind the third."""
+    """Call the library, but not for tensors on the meta device.
+
+    Args:
+        tensors: in the order of ``convgrad_norm``, mean and invstd behind the third.
+    """
+    if input.is_meta:
+        return
     loaded = library.load()
     assert loaded is not None
     batch, channels = input.shape[:2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
-from ..engine import POINTWISE, Request, active, as_pointwise, linear_gains
+from ..engine import POINTWISE, Request, active, as_pointwise, choose, linear_gains
+from ..nn import deferred, padding
 from ..ops import autocast_dtype, rules_of
-from ..problem import OUTPUTS, ConvProblem, Output, Outputs, gradient_outputs
+from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs
 from ..shapes import problem_of
 from .aten_rules import ConvCall, Machine, TensorSpec
 from .aten_rules.aten_trace import trace_call
@@ -50,6 +51,12 @@ class Captured:
     request: Request | None = None
     #: The outputs that were called for by name; none of a convolution, whose gradients may all follow.
     outputs: Outputs = ()
+    #: How the kernel pads the input itself.
+    padding_mode: PaddingMode = "zeros"
+
+    def problem_on(self, machine: Machine) -> ConvProblem:
+        """The problem that it is on a machine."""
+        return problem_on(machine, self.call, self.padding_mode)
 
 
 def part_of_call(
@@ -70,7 +77,7 @@ def cast_to(dtype: torch.dtype | None, *operands: Tensor | TensorSpec | None) ->
     return [replace(s, dtype=dtype) if s and dtype and s.dtype in eligible else s for s in specs]
 
 
-def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
+def problem_on(machine: Machine, call: ConvCall, padding_mode: PaddingMode = "zeros") -> ConvProblem:
     """The problem that a call states on a machine, whose rules decide the layout of the result."""
     memory_format = torch.contiguous_format
     if call.weight.ndim > 3:
@@ -83,7 +90,7 @@ def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
         dtype=call.input.dtype,
         memory_format=memory_format,
         has_bias=call.bias is not None,
-    )
+    ).replace(padding_mode=padding_mode)
 
 
 #: Operator that computes gradients -> its input, weight, bias and arguments, and which gradients.
@@ -112,6 +119,7 @@ class _Recorder(DispatchMode):
         self.machine = machine
         self.stack: list[Running] = []
         self.found: list[Captured] = []
+        self.padded = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         module = self.stack[-1].module if self.stack else None
@@ -127,21 +135,41 @@ class _Recorder(DispatchMode):
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             call = self._note(*args[:9])
             if self.machine is not None:
-                p = problem_on(self.machine, call)  # of another dtype than what follows here, under autocast
-                shape, dtype = p.shape_of(p.bias_slot), args[0].dtype
-                return torch.empty(shape, dtype=dtype, device="meta", memory_format=p.memory_format)
+                return _result(problem_on(self.machine, call), args[0])
         return func(*args, **(kwargs or {}))
 
-    def _note(self, *arguments: Any, linear: bool = False, wanted: Sequence[bool] = ()) -> ConvCall:
+    def convolve(self, *arguments: Any) -> Tensor | None:
+        """Note a convolution whose kernel pads the input itself; None where it takes a padded copy."""
+        assert self.machine is not None
+        *operands, mode = arguments
+        problem = problem_on(self.machine, self._call(*operands), mode)
+        if padding.takes_copy(problem, choose(problem, (problem.bias_pass,), torch.device("cpu"), active())):
+            return None
+        self._note(*operands, mode=mode)
+        self.padded = True
+        return _result(problem, operands[0]).requires_grad_(any(t.requires_grad for t in operands[:3] if t is not None))
+
+    def _call(self, *arguments: Any) -> ConvCall:
+        # Without a machine, what is seen here was cast already, but for the weight of a linear layer.
+        dtype = self.stack[-1].autocast if self.stack and self.machine else arguments[0].dtype
+        return ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
+
+    def _note(
+        self, *arguments: Any, linear: bool = False, wanted: Sequence[bool] = (), mode: PaddingMode = "zeros"
+    ) -> ConvCall:
         running = self.stack[-1] if self.stack else None
         name, kind = (running.name, type(running.module).__name__) if running else ("", "")
-        # Without a machine, what is seen here was cast already, but for the weight of a linear layer.
-        dtype = running.autocast if running and self.machine else arguments[0].dtype
-        call = ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
+        call = self._call(*arguments)
         outputs = gradient_outputs(call.transposed, wanted) if wanted else ()
         part = part_of_call(call, arguments[:3], self.outputs)
-        self.found.append(Captured(name, kind, *part, linear, active(), outputs))
+        self.found.append(Captured(name, kind, *part, linear, active(), outputs, mode))
         return call
+
+
+def _result(problem: ConvProblem, input: Tensor) -> Tensor:
+    """Return the result of a convolution on the meta device; under autocast the next one casts it."""
+    shape, layout = problem.shape_of(problem.bias_slot), problem.memory_format
+    return torch.empty(shape, dtype=input.dtype, device="meta", memory_format=layout)
 
 
 def capture(
@@ -181,9 +209,13 @@ def _run(
 ) -> list[Captured]:
     """Run it on the meta device as if on a machine; without one, for real."""
     recorder, meta = _Recorder(machine, outputs), machine is not None
+    # A CPU's kernels may pad what they read, where gradients are recorded.
+    recorded = machine is not None and machine.device_type == "cpu" and machine.is_here
 
     def place(value: Any) -> Any:
-        return value.detach().to("meta") if meta and isinstance(value, Tensor) else value
+        if not (meta and isinstance(value, Tensor)):
+            return value
+        return value.detach().to("meta").requires_grad_(recorded and value.requires_grad)
 
     state: dict[str, Tensor] = {
         **dict(model.named_parameters(remove_duplicate=False)),
@@ -192,15 +224,19 @@ def _run(
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
     names = module_names(model, recorder.stack, machine.device_type if machine else "")
-    with names, torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
+    described = deferred.describing(recorder.convolve) if recorded else nullcontext()
+    with names, torch.random.fork_rng(devices=[]), torch.set_grad_enabled(recorded), recorder, described:
         torch.func.functional_call(model, placed, args, kwargs)
+        if recorder.padded:  # something else may have read the padded input, which is computed from then on
+            recorder.found.clear()
+            torch.func.functional_call(model, placed, args, kwargs)
     return recorder.found
 
 
 @contextmanager
 def module_names(model: nn.Module, stack: list[Running], device_type: str = "") -> Iterator[None]:
     """Keep the stack of running modules, each with its name, while this block lasts."""
-    handles = []
+    handles: list[Any] = []
     for name, module in model.named_modules():
 
         def enter(m: nn.Module, _args: Any, name: str = name) -> None:
@@ -209,6 +245,7 @@ def module_names(model: nn.Module, stack: list[Running], device_type: str = "") 
         def leave(_m: nn.Module, _args: Any, _result: Any) -> None:
             stack.pop()
 
+        leave.reads_nothing = True  # pyright: ignore[reportFunctionMemberAccess]
         handles += [
             module.register_forward_pre_hook(enter, prepend=True),
             module.register_forward_hook(leave, always_call=True),  # of one that raises, too

@@ -40,6 +40,8 @@ def explain(
             (tensors on the meta device are enough); autocast counts, as in a call. DTensors, and a model that
             `convgrad.parallel.shard_` changed, are explained as this process's part, with what it receives from
             others; such a model runs once, in every process.
+            The problems of a model that `accelerate_` changed are those of a training step: padding that a kernel
+            reads itself belongs to them.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
         outputs: one or several of ``forward, grad_input, grad_weight, grad_bias``; by default all, as if every operand
@@ -127,7 +129,7 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        key = (problem_on(machine, one.call), one.placements, one.transfers, one.linear, one.request, one.outputs)
+        key = (one.problem_on(machine), one.placements, one.transfers, one.linear, one.request, one.outputs)
         equal.setdefault(key, []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")

@@ -31,8 +31,8 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor:
     """A function of convgrad's, which reads the padding of an input that the forward padded."""
-    deferred.stop_watching()
     if isinstance(input, deferred_padding.Padded):
+        deferred.stop_watching()
         stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)
         given = SimpleNamespace(kernel_size=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
         output = input.convolve(weight, bias, stride, functional.sides_of(given), dilation, groups)

@@ -33,7 +33,7 @@ from .._compat import (
     saved_tensors_hooks,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .deferred import Deferred, watching
+from .deferred import Deferred, describes, watching
 from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
@@ -55,7 +55,7 @@ def _plain() -> bool:
 
 def _is_odd(t: Tensor) -> bool:
     """Whether a tensor's values are not simply what its memory holds."""
-    return t.is_neg() or not (has_storage(t) and t.data_ptr())
+    return t.is_neg() or not (has_storage(t) and (t.data_ptr() or t.is_meta))
 
 
 def _format(input: Tensor) -> torch.memory_format:
@@ -68,10 +68,9 @@ def is_plain(input: Any) -> bool:
     return (
         not _is_dynamo_compiling()
         and input.__class__ in _KINDS
-        and input.is_cpu
+        and ((input.is_cpu and _plain()) or describes(input) is not None)
         and input.layout is torch.strided
         and input.dim() > 2
-        and _plain()
         and native_norm_takes(input.dtype)
         and not _is_odd(input)
     )
@@ -100,7 +99,7 @@ def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
             p.__class__ not in _KINDS
             or p.dtype is not given[0].dtype
             or p.shape != input.shape[1:2]
-            or not p.is_cpu
+            or p.is_cpu is not input.is_cpu
             or not p.is_contiguous()
             or _is_odd(p)
         ):
@@ -158,8 +157,10 @@ _readers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def has_hooks(module: Any) -> bool:
-    """Return whether hooks see the output of a module."""
-    return bool(module._forward_hooks or hooks_of_all._has_any_global_hook())
+    """Return whether hooks see the output of a module, but for those with an attribute ``reads_nothing``."""
+    hooks = module._forward_hooks
+    seen = bool(hooks) and any(not hasattr(h, "reads_nothing") for h in hooks.values())
+    return seen or bool(hooks_of_all._has_any_global_hook())
 
 
 def expected_reader(module: Any) -> str | None:

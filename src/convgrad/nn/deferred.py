@@ -9,7 +9,7 @@ reads memory gets PyTorch's error.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,9 +34,10 @@ _ANSWERED |= {torch.numel, torch.is_complex, torch.is_floating_point}
 
 
 class _Watching(threading.local):
-    """The mode of functions of this module's that is active in a thread."""
+    """The mode of functions of this module's that is active in a thread, and the function that describes."""
 
     mode: TorchFunctionMode | None = None
+    describe: Callable[..., Tensor | None] | None = None
 
 
 _now = _Watching()
@@ -51,19 +52,41 @@ def watching() -> bool:
 def watch(mode: TorchFunctionMode) -> Generator[None, None, None]:
     """Let a mode see the functions that are called in a block, until `stop_watching`."""
     before = _now.mode
+    stop_watching()  # of a module around this one
     _now.mode = mode.__enter__()
     try:
         yield
     finally:
         stop_watching()
-        _now.mode = before
+        if before is not None:
+            _now.mode = before.__enter__()
 
 
 def stop_watching() -> None:
-    """Leave the mode of the innermost block: every function takes longer under one."""
+    """Leave the mode of the innermost block, where a convolution has read padding: functions take longer under one."""
     if _now.mode is not None:
         remove_function_mode(_now.mode)
         _now.mode = None
+
+
+@contextmanager
+def describing(convolve: Callable[..., Tensor | None]) -> Generator[None, None, None]:
+    """Treat tensors on the meta device as a CPU's in this block.
+
+    Args:
+        convolve: called for each convolution that may read its padding from its input, with the arguments of
+            ``torch.convolution`` and the padding mode. It returns a result, or None for one that takes a padded copy.
+    """
+    before, _now.describe = _now.describe, convolve
+    try:
+        yield
+    finally:
+        _now.describe = before
+
+
+def describes(t: Tensor) -> Callable[..., Tensor | None] | None:
+    """Return the function of `describing` for a tensor on the meta device; None outside of its block."""
+    return None if _now.describe is None or not t.is_meta else _now.describe
 
 
 class Deferred(Tensor):

@@ -28,7 +28,6 @@ from .tracing import leaf_of_fx, refuse_scripting
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 Device = torch.device | str | int | None
-_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _WithBackend:
@@ -110,9 +109,9 @@ class _Conv(_WithBackend):
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
-        if not _is_dynamo_compiling():
-            stop_watching()
         plain = mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend
+        if isinstance(input, Padded):
+            stop_watching()
         if isinstance(input, Padded) and plain:
             sides, compute = functional.sides_of(self), self._convgrad_unpadded
             output = input.convolve(weight, bias, stride, sides, dilation, groups, compute)

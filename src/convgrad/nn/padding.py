@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
+from torch.nn.modules import module as hooks_of_all
 from torch.overrides import TorchFunctionMode
 
 from .._compat import fx_tracing, jit_tracing, suggested_format, without_autocast
 from .._compat import saved_tensors_hooks as top_hooks
 from ..backends import PaddedCopy
-from ..engine import Plan, find, make
+from ..engine import Plan, Step, find, make
 from ..ops import apply, autocast_is_on, cast
 from ..padding_modes import Sides, fits, is_plain
-from ..problem import PADDING_MODES, PaddingMode
+from ..problem import PADDING_MODES, ConvProblem, PaddingMode
 from ..settings import may_choose_again
 from .batch_norm import activating_node, has_hooks, recomputed
-from .deferred import Deferred, watch
+from .deferred import Deferred, describes, watch
 from .tracing import leaf_of_fx
 
 
@@ -35,7 +36,8 @@ def convolve(
     Shape:
         (N, C_in, *in), (C_out, C_in / groups, *kernel) -> (N, C_out, *out), or input and output without N
     """
-    if not is_plain(input) or mode not in PADDING_MODES or may_choose_again(input.device):
+    describe = describes(input)
+    if not (is_plain(input) or describe) or mode not in PADDING_MODES or may_choose_again(input.device):
         return None
     if autocast_is_on("cpu"):
         input, weight, bias = (cast(t, "cpu") for t in (input, weight, bias))
@@ -48,17 +50,24 @@ def convolve(
         return None
     zeros = (0,) * len(sides)
     arguments = (stride, tuple([side for pair in sides for side in pair]), dilation, False, zeros, groups)
+    if describe is not None:
+        return describe(input, weight, bias, *arguments, mode)
     plan = find("padded", (*arguments, mode), input, weight, bias)
     if plan is None:
         return None
     if plan.__class__ is not Plan:
         plan = make(plan, "convolution", arguments, input, weight, bias, padding_mode=mode)
-    copied = not plan.problem.symmetric
-    if any(isinstance(step.backend, PaddedCopy) or (copied and step.backend.from_pytorch) for step in plan.steps):
+    if takes_copy(plan.problem, plan.steps):
         return None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias)):
         return apply(plan, input, weight, bias)
     return plan.contract(input, weight, bias)
+
+
+def takes_copy(problem: ConvProblem, steps: Sequence[Step]) -> bool:
+    """Return whether a step computes a problem from an input that was padded before."""
+    copied = not problem.symmetric
+    return any(isinstance(step.backend, PaddedCopy) or (copied and step.backend.from_pytorch) for step in steps)
 
 
 # ---- zeros that a convolution reads ---------------------------------------------------------------
@@ -167,7 +176,7 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
         and len(zeros) <= 2 * input.dim()
         and all(type(n) is int and n >= 0 for n in zeros)
         and _padded_for.get(module, True)
-        and not has_hooks(module)
+        and not hooks_of_all._has_any_global_hook()
         and (node := activating_node(input)) is not None
     ):
         padded: Any = _Padding.apply(input, tuple(zeros))
@@ -184,7 +193,7 @@ class _ZeroPad:
         """Apply the module."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or has_hooks(self):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         return pad(self, input, self.padding, "constant", self.value)
 
