@@ -1,50 +1,59 @@
-"""JSON of other people's files: what a schema accepts, and an error that says where."""
+"""JSON of other people's files: what a type accepts, and an error that says where."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from convgrad.foreign import LONGEST, Positive, check, read_json
+from convgrad.foreign import read_as, read_json
 
-SCHEMA = {"name": str, "times": {str: [Positive]}, "count": int, "share?": float, "on?": bool, "limit?": (float, None)}
+
+@dataclass
+class Row:
+    name: str
+    times: dict[str, tuple[float, ...]]
+    count: int
+    share: float = 0.0
+    on: bool = False
+    limit: float | None = None
+
+
 GOOD: dict[str, Any] = {"name": "a", "times": {"x": [1, 0.5]}, "count": 3}
 
 
-@pytest.mark.parametrize("more", [{}, {"share": -1}, {"on": True}, {"limit": None}, {"limit": 2.5}, {"other": object}])
+@pytest.mark.parametrize("more", [{}, {"share": -1}, {"on": True}, {"limit": None}, {"limit": 2.5}])
 def test_accepted(more: dict[str, Any]) -> None:
-    check({**GOOD, **more}, SCHEMA)
+    expected = Row(**{**GOOD, **more, "times": {"x": (1, 0.5)}})
+    assert read_as(Row, {**GOOD, **more, "other": object}, "row") == expected
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"name": None}, "row.name is no text: None"),
-        ({"name": "n" * (LONGEST + 1)}, "row.name is no text of at most"),
-        ({"times": []}, "row.times is no object"),
-        ({"times": {"x": 1.0}}, "row.times.x is no list"),
-        ({"times": {"x": [1, True]}}, r"row.times.x\[1\] is no number greater than 0: True"),
-        ({"times": {"x": [0]}}, "is no number greater than 0: 0"),
-        ({"times": {"x": ["1.5"]}}, "is no number greater than 0: '1.5'"),
-        ({"times": {"x": [float("nan")]}}, "is no number greater than 0: nan"),
-        ({"times": {"x": [10**400]}}, "is no number greater than 0: 1000"),
-        ({"times": {"x" * (LONGEST + 1): []}}, "a name in row.times is no text of at most"),
-        ({"count": 2.0}, "row.count is no integer"),
-        ({"count": True}, "row.count is no integer"),
-        ({"share": float("inf")}, "row.share is no number"),
-        ({"on": 1}, "row.on is no true or false"),
-        ({"limit": "x"}, "row.limit is no number"),
+        ({"name": None}, "row.name is None"),
+        ({"times": []}, "row.times is "),
+        ({"times": {"x": 1.0}}, "row.times.x is 1.0"),
+        ({"times": {"x": [1, True]}}, r"row.times.x\[1\] is True, not of the right type"),
+        ({"times": {"x": ["1.5"]}}, "is '1.5'"),
+        ({"times": {"x": [float("nan")]}}, "is nan"),
+        ({"times": {"x": [10**400]}}, "not of the right type"),
+        ({"count": 2.0}, "row.count is 2.0"),
+        ({"count": True}, "row.count is True"),
+        ({"share": float("inf")}, "row.share is inf"),
+        ({"on": 1}, "row.on is 1"),
+        ({"limit": "x"}, "row.limit is 'x'"),
     ],
 )
 def test_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check({**GOOD, **change}, SCHEMA, "row")
+        read_as(Row, {**GOOD, **change}, "row")
 
 
 def test_what_is_missing_and_what_is_too_deep() -> None:
-    with pytest.raises(ValueError, match="row has no 'count'"):
-        check({"name": "a", "times": {}}, SCHEMA, "row")
+    with pytest.raises(ValueError, match="row has no field 'count'"):
+        read_as(Row, {"name": "a", "times": {}}, "row")
     with pytest.raises(ValueError, match="too deep"):
         read_json("[" * 100_000)
     with pytest.raises(ValueError, match="Expecting"):

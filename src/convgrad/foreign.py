@@ -1,33 +1,17 @@
-"""JSON that anyone may have written: read and checked by a schema before anything uses it.
-
-A schema is plain data:
-
-- ``str``, ``bool``, ``int``, ``float``: a value of this type. A text has at most `LONGEST` characters, a number is
-  finite, True is no number, and an integer is a float;
-- `Positive`: a number greater than 0;
-- ``[schema]``: a list of such values;
-- ``{"name": schema, "other?": schema}``: an object with these fields, the second of which may be missing. Further
-  fields are left alone;
-- ``{str: schema}``: an object with any names;
-- ``(schema, None)``: such a value, or null.
-"""
+"""JSON that anyone may have written: read by the type that it must have before anything uses it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from sys import float_info
-from typing import Any, Final
+from textwrap import shorten
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-LONGEST: Final = 2000
-
-
-class Positive(float):
-    """Stands in a schema for a number greater than 0."""
-
-
-_WORDS: Final[dict[Any, str]] = {
-    str: "a text", bool: "true or false", int: "an integer", float: "a number", Positive: "a number greater than 0",
-}  # fmt: skip
+_hints = cache(get_type_hints)
 
 
 def read_json(text: str) -> Any:
@@ -46,55 +30,41 @@ def read_json(text: str) -> Any:
         raise ValueError("its lists or objects are too deep") from None
 
 
-def check(value: Any, schema: Any, where: str = "it") -> None:
-    """Check a value by a schema.
+def read_as(hint: Any, data: Any, what: str) -> Any:
+    """Return plain data as a type: a number, a text, None, a union; tuples, dicts or dataclasses of these.
 
-    Args:
-        where: what the value is called in the error.
+    Numbers are finite, and True is none. A field of a dataclass with a default may be missing; one that only a later
+    version knows is left out.
 
     Raises:
-        ValueError: it is something else; the error says where.
+        ValueError: the data is something else; the message names the place.
 
     Equivalent to:
-        >>> check({"name": "a", "times": [1, 2.5]}, {"name": str, "times": [Positive], "why?": str})
-        >>> check([{"times": [1, True]}], [{"times": [Positive]}])
+        >>> read_as(tuple[int, ...], [1, 2], "sizes"), read_as(float | None, None, "share")
+        ((1, 2), None)
+        >>> read_as(dict[str, tuple[int, ...]], {"sizes": [1, True]}, "it")
         Traceback (most recent call last):
-        ValueError: it[0].times[1] is no number greater than 0: True
+        ValueError: it.sizes[1] is True, not of the right type
     """
-    if isinstance(schema, tuple):
-        if value is not None:
-            check(value, schema[0], where)
-    elif isinstance(schema, list):
-        _require(isinstance(value, list), where, "a list", value)
-        for i, item in enumerate(value):
-            check(item, schema[0], f"{where}[{i}]")
-    elif isinstance(schema, dict):
-        _require(isinstance(value, dict), where, "an object", value)
-        for name, of_field in schema.items():
-            if name is str:
-                for key, item in value.items():
-                    _require(len(key) <= LONGEST, f"a name in {where}", f"a text of at most {LONGEST} characters", key)
-                    check(item, of_field, f"{where}.{key}")
-            elif name.removesuffix("?") in value:
-                check(value[name.removesuffix("?")], of_field, f"{where}.{name.removesuffix('?')}")
-            elif not name.endswith("?"):
-                raise ValueError(f"{where} has no {name!r}")
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, Mapping):
+        hints = _hints(hint)
+        missing = [f.name for f in fields(hint) if f.default is f.default_factory is MISSING and f.name not in data]
+        if missing:
+            raise ValueError(f"{what} has no field {missing[0]!r}")
+        named = [f.name for f in fields(hint) if f.name in data]
+        return hint(**{name: read_as(hints[name], data[name], f"{what}.{name}") for name in named})
+    if origin is tuple and isinstance(data, (list, tuple)):
+        return tuple(read_as(arguments[0], one, f"{what}[{i}]") for i, one in enumerate(data))
+    if origin is dict and isinstance(data, dict):
+        return {name: read_as(arguments[1], one, f"{what}.{name[:60]}") for name, one in data.items()}
+    if origin in (Union, UnionType):
+        other = next(one for one in arguments if one is not type(None))
+        return None if data is None and type(None) in arguments else read_as(other, data, what)
+    if hint in (int, float):
+        fits = isinstance(data, (int, hint)) and not isinstance(data, bool) and abs(data) <= float_info.max
     else:
-        _check_plain(value, schema, where)
-
-
-def _check_plain(value: Any, schema: Any, where: str) -> None:
-    number = schema in (float, Positive)
-    right = isinstance(value, (int, float) if number else schema) and isinstance(value, bool) == (schema is bool)
-    if right and number:
-        right = abs(value) <= float_info.max and (schema is float or value > 0)
-    _require(right, where, _WORDS[schema], value)
-    if schema is str:
-        _require(len(value) <= LONGEST, where, f"a text of at most {LONGEST} characters", value)
-
-
-def _require(condition: bool, where: str, what: str, value: object) -> None:
-    if not condition:
-        shown = repr(value)
-        raise ValueError(f"{where[:200]} is no {what.removeprefix('a ').removeprefix('an ')}: "
-                         + (shown if len(shown) <= 60 else f"{shown[:60]}..."))  # fmt: skip
+        fits = hint is Any or (origin is None and isinstance(data, hint))
+    if fits:
+        return data
+    raise ValueError(f"{what} is {shorten(repr(data)[:1000], 60)}, not of the right type")

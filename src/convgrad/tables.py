@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from html import escape
-from textwrap import shorten
-from types import UnionType
-from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar
 
 
 def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
@@ -153,42 +149,3 @@ class Table(Generic[Row]):
     def html(self) -> str:
         """Return the table as HTML, for ``_repr_html_``."""
         return html_table(self.cells())
-
-
-# ---- files that others wrote -------------------------------------------------------------------------
-
-
-def read_as(hint: Any, data: Any, what: str) -> Any:
-    """Return plain data as a type: a number, a text, None, a dict, a union, tuples of these, or dataclasses of these.
-
-    A field of a dataclass with a default may be missing; one that only a later version knows is left out.
-
-    Raises:
-        ValueError: the data is something else; the message names the place.
-
-    Equivalent to:
-        >>> read_as(tuple[int, ...], [1, 2], "sizes"), read_as(float | None, None, "share")
-        ((1, 2), None)
-        >>> read_as(tuple[int, ...], [1, True], "sizes")
-        Traceback (most recent call last):
-        ValueError: sizes[1] is True, not of the right type
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, Mapping):
-        hints = get_type_hints(hint)
-        missing = [f.name for f in fields(hint) if f.default is f.default_factory is MISSING and f.name not in data]
-        if missing:
-            raise ValueError(f"{what} has no field {missing[0]!r}")
-        named = [f.name for f in fields(hint) if f.name in data]
-        return hint(**{name: read_as(hints[name], data[name], f"{what}.{name}") for name in named})
-    if origin is tuple and isinstance(data, (list, tuple)):
-        return tuple(read_as(arguments[0], one, f"{what}[{i}]") for i, one in enumerate(data))
-    if origin in (Union, UnionType):
-        other = next(one for one in arguments if one is not type(None))
-        return None if data is None and type(None) in arguments else read_as(other, data, what)
-    kind: Any = (int, hint) if hint in (int, float) else origin or hint
-    if hint is Any or (origin is not tuple and isinstance(data, kind)):
-        number = hint in (int, float)
-        if not number or (not isinstance(data, bool) and math.isfinite(data)):
-            return data
-    raise ValueError(f"{what} is {shorten(repr(data), 60)}, not of the right type")

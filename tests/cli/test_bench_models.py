@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 from convgrad.backends import aten_defects
 from convgrad.cli import bench_layers, bench_steps, models
 from convgrad.cli.app import run
-from convgrad.cli.bench_models import layers_of
+from convgrad.cli.bench_layers import layers_of
 from convgrad.cli.models import MODELS, Model
 from convgrad.diagnostics import Limits
 from convgrad.engine import Found, by_rules_alone, choose, measurements, measurer, record, trials

@@ -30,7 +30,7 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
         ('{"schema": "convgrad report"}', "no number under 'schema'"),
         ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
         ('{"schema": 1, "kind": "step"}', "not hold the data of a convgrad report: it has no list 'rows'"),
-        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "too deep"),
         ("<html></html>", "neither a page nor a JSON file of a convgrad report"),
     ],
 )

@@ -14,7 +14,7 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .._version import __version__
 from ..errors import CheckError, ConvgradError
-from ..tables import text_table, wrapped
+from ..tables import Table, wrapped
 
 if TYPE_CHECKING:
     import torch
@@ -177,9 +177,9 @@ def say(text: object, file: TextIO | None = None) -> None:
         print(line if read_by_program or "repeat: " in line else wrapped(line, width()), file=file, flush=True)
 
 
-def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
+def say_table(table: Table[Any]) -> None:
     """Print a table; what does not fit beside each other stands below."""
-    print(text_table(rows, right=right, width=width()), flush=True)
+    print(table.text(width()), flush=True)
 
 
 def say_json(name: str, data: object, file: Path | None = None) -> None:

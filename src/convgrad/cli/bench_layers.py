@@ -13,16 +13,18 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from .._compat import channels_last_of
 from ..backends import COPY
 from ..diagnostics import Limits, Machine, limits_of
 from ..engine import Step, choose, get_backend, measure_now, reasons_against, trials
 from ..engine.ab_timer import compare
 from ..problem import ConvProblem, Outputs
+from ..tables import Table
 from .app import say, say_table
-from .bench_models import layers_of, models_named
 from .bench_results import CONDITIONS, Given, Row, run_rows
-from .models import MODELS
+from .models import MODELS, explained, models_named, takes_images
 from .options import LAYOUTS
+from .problem_arguments import read_problems
 from .tune import Job, jobs_of
 
 CPU = torch.device("cpu")
@@ -32,6 +34,7 @@ COLUMNS = (
     "rules_low", "rules_high", "measured", "measured_speed", "measured_low", "measured_high", "of_limit", "note",
     *CONDITIONS,
 )  # fmt: skip
+_OUTPUTS = ("forward", "backward")
 _KEY = ("problem", "output", "threads", "busy")
 #: A layer is counted as slower below this ratio, where it is more than a call in Python costs.
 _SLOWER, _CALL_MS = 0.97, 0.01
@@ -55,7 +58,7 @@ def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]
         limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {p.dtype for p in of}}
         found: list[Row] = []
         for p, names in of.items():
-            for output, job in zip(("forward", "backward"), jobs_of([p]), strict=True):
+            for output, job in zip(_OUTPUTS, jobs_of([p]), strict=True):
                 about = {"problem": str(p), "layout": p.layout, "output": output}
                 about["models"] = " ".join(sorted(names))
                 found.append((about, partial(_timed, job, given.seconds, limits[p.dtype])))
@@ -78,6 +81,18 @@ def _in_turn(names: Sequence[str], batch: int, size: int, layouts: Sequence[str]
         some.sort(key=lambda found: crc32(str(found[1]).encode()))
     for some in zip_longest(*each):
         yield from filter(None, some)
+
+
+def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[ConvProblem]:
+    """Return each distinct convolution of a model or a file once, in order; none where the layout is no other one."""
+    if Path(name).is_file():
+        result = read_problems([name])[0]
+        return [p.replace(memory_format=channels_last_of(p.ndim)) for p in result] if channels_last else result
+    if channels_last and not takes_images(name):
+        return []
+    input = "" if ":" in name else MODELS[name].sample(batch, size, "meta")
+    result = explained(name, Machine.here(), torch.float32, channels_last, input)
+    return [layer.problem for layer in result if layer.kind != "Linear"]
 
 
 # ---- timing ------------------------------------------------------------------------------------------
@@ -159,17 +174,18 @@ def _show(rows: Sequence[dict[str, str]]) -> None:
     for layout in LAYOUTS:
         in_it = [r for r in timed if r["layout"] == layout]
         names = dict.fromkeys(name for row in in_it for name in row["models"].split())
-        table: list[tuple[str, ...]] = [(layout, "output", "layers", "by rules", "measured", "slower", "limit")]
-        for name, of_model in (*((n, [r for r in in_it if n in r["models"].split()]) for n in names), ("all", in_it)):
-            for output in ("forward", "backward"):
-                some = [r for r in of_model if r["output"] == output]
-                slower = sum(map(_is_slower, some))
-                limit = [float(r["of_limit"]) for r in some if r["of_limit"]]
-                middle = f"{100 * statistics.median(limit):.0f} %" if limit else ""
-                speeds = [_summary(some, who) for who in ("rules", "measured")] if some else []
-                table += [(name, output, str(len(some)), *speeds, str(slower), middle)] if some else []
+        each = [*((n, [r for r in in_it if n in r["models"].split()]) for n in names), ("all", in_it)]
+        groups = [(n, o, [r for r in of_model if r["output"] == o]) for n, of_model in each for o in _OUTPUTS]
         if in_it:
-            say_table(table, right=table[0][2:])
+            say_table(Table([group for group in groups if group[2]], {
+                layout: (lambda g: g[0], ""),
+                "output": (lambda g: g[1], ""),
+                "layers": (lambda g: len(g[2]), "d"),
+                "by rules": (lambda g: _summary(g[2], "rules"), ">"),
+                "measured": (lambda g: _summary(g[2], "measured"), ">"),
+                "slower": (lambda g: sum(map(_is_slower, g[2])), "d"),
+                "limit": (lambda g: _limit(g[2]), ".0%"),
+            }))  # fmt: skip
     if timed:
         say(_HOW_TO_READ)
     for row in rows:
@@ -186,3 +202,7 @@ def _is_slower(row: dict[str, str]) -> bool:
 def _summary(rows: Sequence[dict[str, str]], who: str) -> str:
     speeds = [float(row[f"{who}_speed"]) for row in rows]
     return f"{statistics.geometric_mean(speeds):.2f} / {min(speeds):.2f}"
+
+
+def _limit(rows: Sequence[dict[str, str]]) -> float | None:
+    return statistics.median(parts) if (parts := [float(r["of_limit"]) for r in rows if r["of_limit"]]) else None

@@ -16,7 +16,7 @@ from ..engine import Step, backends, choose, get_backend, reasons_against, trial
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
 from ..tables import Columns, Table, csv_text
-from .app import fail, say, width
+from .app import fail, say, say_table
 from .bench_layers import pytorchs
 from .problem_arguments import read_problems
 
@@ -88,7 +88,7 @@ def run_problems(
             finally:
                 if lines[before:]:
                     say(problem)
-                    print(Table(lines[before:], _COLUMNS).text(width()), flush=True)
+                    say_table(Table(lines[before:], _COLUMNS))
     except KeyboardInterrupt:
         interrupted = True
         say("convgrad: interrupted", sys.stderr)

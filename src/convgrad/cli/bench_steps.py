@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from ..diagnostics import Explanation, explain
 from ..engine import by_rules_alone, cache
 from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_, arguments
+from ..tables import Table
 from .app import fail, say, say_table
-from .bench_models import models_named
 from .bench_results import CONDITIONS, Given, Row, run_rows
-from .models import MODELS, build, in_channels_last, model_named, takes_images
+from .models import MODELS, build, in_channels_last, model_named, models_named, takes_images
 from .options import LAYOUTS, STEP_LAYOUTS
 from .tune import jobs_of, measure_all
 
@@ -157,12 +158,14 @@ def _show(rows: Sequence[dict[str, str]]) -> None:
     """For each layout a table."""
     for layout in STEP_LAYOUTS:
         timed = [r for r in rows if r["layout"] == layout and r["speed"]]
-        table: list[tuple[str, ...]] = [(layout, "input", "stock ms", "ours ms", "speed")]
-        for r in timed:
-            ratio = Ratio(*(float(r[c]) for c in ("speed", "low", "high")))
-            table.append((r["model"], f"{r['batch']} x {r['size']}", r["stock_ms"], r["ours_ms"], str(ratio)))
         if timed:
-            say_table(table, right=("stock ms", "ours ms"))
+            say_table(Table(timed, {
+                layout: (itemgetter("model"), ""),
+                "input": (lambda r: f"{r['batch']} x {r['size']}", ""),
+                "stock ms": (itemgetter("stock_ms"), ">"),
+                "ours ms": (itemgetter("ours_ms"), ">"),
+                "speed": (lambda r: str(Ratio(*(float(r[c]) for c in ("speed", "low", "high")))), ""),
+            }))  # fmt: skip
             speeds = [float(r["speed"]) for r in timed]
             say(f"{statistics.geometric_mean(speeds):.2f}x on geometric average, at worst {min(speeds):.2f}x")
     for r in rows:

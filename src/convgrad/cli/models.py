@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,6 +191,16 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     if not isinstance(model, nn.Module):
         raise fail(f"{name!r} returned {type(model).__name__}, not an nn.Module", _FACTORY)
     return model, inputs
+
+
+def models_named(names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Return the models that are meant, the user's own and files last; all that are known where none is named."""
+    known = list(known)
+    own = [name for name in names if ":" in name or Path(name).is_file()]
+    unknown = [name for name in names if name not in known and name not in own]
+    if unknown:
+        raise fail(f"there is no model {unknown[0]!r}", f"one of {', '.join(known)}, or module:factory")
+    return [*(name for name in known if name in names or not names), *dict.fromkeys(own)]
 
 
 def takes_images(name: str) -> bool:

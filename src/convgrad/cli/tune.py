@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ..tables import counted
+from ..tables import Table, counted
 from .app import BeforeAScript, command, device_here, fail, progress, say, say_json, say_table, width
 from .check import search_and_record
 from .models import MODELS, explained
@@ -220,8 +221,12 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     counts = {job: min(job.count(device), rounds) for job in jobs}
     choices = [_choice(job, device) for job in jobs if counts[job] or not interrupted]
     if choices:
-        cells = [("+".join(c["outputs"]), ", ".join(c["backends"]), c["reason"], c["problem"]) for c in choices]
-        say_table([("output", "backend", "why", "problem"), *cells])
+        say_table(Table(choices, {
+            "output": (lambda c: "+".join(c["outputs"]), ""),
+            "backend": (lambda c: ", ".join(c["backends"]), ""),
+            "why": (itemgetter("reason"), ""),
+            "problem": (itemgetter("problem"), ""),
+        }))  # fmt: skip
     unmeasured = [f"{'+'.join(job.outputs)} of {job.problem}" for job in jobs if not (counts[job] or interrupted)]
     for name in unmeasured:
         say(f"not measured: {name} (no memory for it, or another process measures)")

@@ -319,7 +319,7 @@ class Trace(Drawn):
     def to_dict(self) -> Any:
         """Return plain data, ready for json: a list of calls, or of `Usage` the total and its rows."""
         if self._each:
-            names = [
+            names = (
                 "outputs",
                 "backend",
                 "kernel",
@@ -329,11 +329,8 @@ class Trace(Drawn):
                 "problem",
                 "reason",
                 "transposed",
-            ]
-            return [
-                {"call": c.call, "copies": [*c.copies], **{name: getattr(c, name) for name in names}}
-                for c in self.records
-            ]
+            )
+            return [{"call": c.call, "copies": [*c.copies], **{n: getattr(c, n) for n in names}} for c in self.records]
         rows = [
             {"problem": c.problem, "outputs": [*c.passes], "backend": c.name, "device": c.device, "layout": c.layout,
              "calls": c.calls, "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..foreign import read_json
 from .calls import Call, together
 
 Line = Mapping[str, str]
-
-
-def plain_json(text: str) -> Any:
-    """Return the data of a JSON text.
-
-    Raises:
-        ValueError: it is not JSON, or nested too deeply.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def read_table(path: str | Path) -> list[Call]:
@@ -56,7 +44,7 @@ def _lines_of_json(text: str) -> list[Line]:
             {"calls": str(row["calls"]), "output": "+".join(row["outputs"]), "backend": row["backend"],
              "device": row["device"], "mean ms": str(row["total_seconds"] * 1e3 / row["calls"]),
              "of limit": str(row["fraction_of_limit"] or ""), "problem": row["problem"]}
-            for row in plain_json(text)["data"]["rows"]
+            for row in read_json(text)["data"]["rows"]
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return []

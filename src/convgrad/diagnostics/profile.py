@@ -19,9 +19,9 @@ import torch
 from .. import __version__
 from ..backends import why_absent
 from ..engine.ab_timer import conditions
-from ..tables import html_table, read_as
+from ..foreign import read_as, read_json
+from ..tables import html_table
 from .calls import PROFILED, Call, table_of
-from .files import plain_json
 from .page import page_of
 from .roofline import BEYOND, TOO_LOW, Limits
 
@@ -180,7 +180,7 @@ class Profile:
         text = Path(path).read_text(encoding="utf-8")
         embedded = _DATA.search(text)
         try:
-            return cls.from_dict(plain_json(embedded[1] if embedded else text))
+            return cls.from_dict(read_json(embedded[1] if embedded else text))
         except json.JSONDecodeError:
             raise ValueError(f"{str(path)!r}: this is neither a page nor a JSON file of a convgrad report") from None
         except ValueError as error:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..backends import Backend
-from ..foreign import Positive, check
+from ..foreign import read_as
 from ..problem import ConvProblem, Output, Outputs, passes_of
 from ..settings import measured
 from ..sizes import output_length
@@ -37,9 +37,30 @@ _CLEAR = 0.98
 _HIGH_SIDE = re.compile(r"(?<=\d):-?\d+")
 
 
-_MEASUREMENT = {"times": {str: [Positive]}, "wrong?": {str: str}}
-#: What `exported` returns.
-_EXPORTED = [{"machine": str, "outputs": str, "problem": str, **_MEASUREMENT}]
+_LONGEST = 2000  # characters of a text
+
+
+@dataclass(kw_only=True)
+class _Stored:
+    """A measurement as the store has it."""
+
+    times: dict[str, tuple[float, ...]]
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.times or not all(found and min(found) > 0 for found in self.times.values()):
+            raise ValueError("a measurement has no times, or one that is not above 0")
+        if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values())):
+            raise ValueError(f"a measurement has a text of more than {_LONGEST} characters")
+
+
+@dataclass(kw_only=True)
+class _Exported(_Stored):
+    """An item of what `exported` returns."""
+
+    machine: str
+    outputs: str
+    problem: str
 
 
 @dataclass
@@ -61,11 +82,12 @@ class Measurement:
         Raises:
             ValueError: it is no measurement.
         """
-        check(value, _MEASUREMENT, "a measurement")
-        times = {way: [float(t) for t in found] for way, found in value["times"].items()}
-        if not times or not all(times.values()):
-            raise ValueError(f"a measurement has no times: {str(value)[:100]}")
-        return cls(times, dict(value.get("wrong", {})))
+        return cls.stored(read_as(_Stored, value, "a measurement"))
+
+    @classmethod
+    def stored(cls, value: _Stored) -> Measurement:
+        """Return the measurement of what was read."""
+        return cls({way: [float(t) for t in found] for way, found in value.times.items()}, value.wrong)
 
     def to_json(self) -> dict[str, Any]:
         times = {way: [float(f"{t:.4g}") for t in found] for way, found in self.times.items()}
@@ -267,20 +289,21 @@ def imported(rows: Any) -> tuple[int, int]:
     Raises:
         ValueError: it is no measurement; then nothing is kept.
     """
-    check(rows, _EXPORTED, "choices")
     never = {backend.name for backend in backends().values() if not backend.candidate}
     found: dict[str, Measurement] = {}
-    for row in rows:
-        where, named, text = row["machine"], row["outputs"], row["problem"]
+    for row in read_as(tuple[_Exported, ...], rows, "choices"):
+        where, named, text = row.machine, row.outputs, row.problem
+        if max(map(len, (where, named, text))) > _LONGEST:
+            raise ValueError(f"choices have a text of more than {_LONGEST} characters")
         outputs: Any = named.removeprefix("about ").split("+")
         key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
         if key != f"{where} | {named} | {_HIGH_SIDE.sub('', text)}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
-        for way in row["times"]:
+        for way in row.times:
             names = [part.split("@")[0] for part in way.split(", ")]
             if never.intersection(names) or len(names) not in (1, len(outputs)) or not way.isprintable():
                 raise ValueError(f"{way!r} is no choice for {named} of {text}")
-        found[key] = Measurement.of(row)
+        found[key] = Measurement.stored(row)
     for key, new in found.items():
         if _read(store.read(_KIND, key)).count < new.count:
             store.write(_KIND, key, new.to_json())
