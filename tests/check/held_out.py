@@ -152,6 +152,38 @@ class Accumulating:
         return self.buffers.setdefault(p, torch.zeros_like(result)).add_(result).clone()
 
 
+class OneMemory:
+    """Every result is a view of one buffer that all problems share."""
+
+    def __init__(self) -> None:
+        self.memory: dict[torch.dtype, Tensor] = {}
+
+    def __call__(self, x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        result = forward(x, w, p).contiguous(memory_format=p.memory_format)
+        memory = self.memory.setdefault(result.dtype, torch.empty(6_000_000, dtype=result.dtype))
+        return memory.as_strided(result.shape, result.stride()).copy_(result)
+
+
+class FlippedOnce:
+    """The flipped weight is stored by its address."""
+
+    def __init__(self) -> None:
+        self.weights: dict[Any, Tensor] = {}
+
+    def __call__(self, g: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        return grad_input(g, self.weights.setdefault((w.data_ptr(), p), w.clone()), p)
+
+
+def sides_exchanged(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+    sides = [side for low, high in reversed(p.padding) for side in (high, low)]
+    return F.conv2d(F.pad(x, sides), w, None, p.stride, 0, p.dilation, p.groups)
+
+
+def negated_in_both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
+    """Each gradient alone is right."""
+    return grad_input(g, w, p), grad_weight(g, x, p) * (-1 if mask[0] and mask[1] else 1)
+
+
 def flipped(right: Kernel) -> Kernel:
     """For odd kernels only the middle is right."""
     return lambda a, b, p: right(a, b, p).flip(2) if p.kernel_size[0] > p.kernel_size[1] else right(a, b, p)
@@ -210,6 +242,12 @@ BUGS: dict[str, tuple[str, Bug]] = {
             lambda p: p.ndim == 3 and p.symmetric and p.groups == 1,
         ),
     ),
+    "view of one memory": ("forward", Bug(OneMemory(), square)),
+    "sides exchanged": ("forward", Bug(sides_exchanged, lambda p: p.ndim == 2)),
+    "flip stored by address": ("grad_input", Bug(FlippedOnce(), depthwise)),
+    "weight's gradient, if both are needed": ("backward", Bug(negated_in_both)),
+    "groups that shrink": ("forward", Bug(at(lambda p: p.in_channels > p.out_channels), grouped)),
+    "NaN lost": ("forward", Bug(lambda x, w, p: forward(x.nan_to_num(nan=0.0), w, p), depthwise)),
     "grad_weight accumulates": ("grad_weight", Bug(Accumulating(), dense)),
     "grad_weight of wide kernels": (
         "grad_weight",

@@ -15,7 +15,7 @@ from ..engine import get_backend
 from ..problem import ConvProblem, Output
 from .generator import draw, spread
 from .kernels import CustomBackend
-from .modules import ModuleBackend, backend_of
+from .modules import ConvModule, backend_of
 from .problems import default_problems
 from .report import CheckReport, CheckResult
 from .suite import accepts as accepts_any
@@ -89,10 +89,10 @@ def problems_for(backend: Backend) -> list[ConvProblem]:
 
     They are `default_problems`; for a module its own, and for a user's kernel those drawn for it.
     """
-    if isinstance(backend, ModuleBackend):
-        return list(backend.problems())
     if not isinstance(backend, CustomBackend):
         return list(default_problems())
+    if isinstance(backend.own, ConvModule):
+        return list(backend.own.problems())
     place = torch.device(next(iter(backend.devices or ("cpu",))))
     found = draw(lambda p: accepts_any(backend, p, place), backend.named, seconds=SEARCH)
     return [*backend.named, *islice(spread(found, backend.named), MOST)]

@@ -40,8 +40,9 @@ _BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 33, 65, 130)
 _CHANNELS = (*_SMALL, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 48, 63, 64, 65, 96, 128, 130, 192, 256, 257, 320, 384)
 _SIZES = (*_SMALL, 10, 11, 12, 13, 14, 15, 16, 17, 20, 23, 28, 31, 32, 33, 56, 63, 64, 65, 112, 130, 160, 224, 257)
 _KERNELS = (1, 2, 3, 3, 4, 5, 6, 7, 9, 11, 13, 31)
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
-_DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_STEPS = (1, 2, 2, 3, 4)
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_OTHERS = (torch.complex64, torch.complex128, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 Accepts = Callable[[ConvProblem], bool]
 Changes = dict[str, Any]
@@ -55,9 +56,8 @@ def is_large(p: ConvProblem) -> bool:
 def cost(p: ConvProblem) -> float:
     """Return roughly how long a check of the problem takes, relative to other problems."""
     elements = sum(map(prod, (p.input_shape, p.weight_shape, p.output_shape)))
-    if is_large(p):
-        return 0.02 + p.flops / 1e9 + elements / 2e7
-    return 0.02 + prod(p.kernel_size) * 3e-4 + p.flops / 1e8 + elements / 5e6
+    least = 0.02 + min(prod(p.kernel_size), _LARGE_KERNEL) * 3e-4
+    return least + (p.flops / 1e9 + elements / 2e7 if is_large(p) else p.flops / 1e8 + elements / 5e6)
 
 
 def draw(accepts: Accepts, named: Sequence[ConvProblem] = (), *, seconds: float = inf) -> list[ConvProblem]:
@@ -126,9 +126,8 @@ def random_problems(seed: int) -> Iterator[ConvProblem]:
     while True:
         p = rng.choice(known)
         for _ in range(4):
-            p = changed(p, **rng.choice(_CHANGES)(rng, p)) or p
-        floating = p.dtype in _DTYPES[:4] and not p.empty
-        if floating and p.symmetric and min(map(min, p.padding)) >= 0 and not is_large(p):
+            p = changed(p, **_change(rng, p)) or p
+        if p.dtype in _FLOATS and not p.empty and p.symmetric and min(map(min, p.padding)) >= 0 and not is_large(p):
             yield p
 
 
@@ -137,33 +136,40 @@ def random_problems(seed: int) -> Iterator[ConvProblem]:
 
 def _neighbour(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
     """Return the problem with one to three random changes; None if they make none."""
+    q: ConvProblem | None = p
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
-        small = rng.choice(_CHANGES)(rng, p)
-        if (q := changed(p, **small)) is None:
-            return None
-        p = q
-    return p
+        q = q and changed(q, **_change(rng, q))
+    return q
 
 
-def _batch(rng: random.Random, p: ConvProblem) -> Changes:
-    """Return a change of the batch; a large one is affordable where each image is small."""
-    many = ceil((_PLANES + 1) / min(p.in_channels, p.out_channels))
-    n = rng.choice((*_BATCHES, p.batch + 1, many))
-    smallest = tuple(map(effective_kernel, p.kernel_size, p.dilation))
-    return {"batch": n, "input_size": smallest} if n > 8 and rng.random() < 0.7 else {"batch": n}
-
-
-def _channels(rng: random.Random, p: ConvProblem) -> Changes:
-    """Return a change of the channels of a group, or of the number of groups."""
+def _change(rng: random.Random, p: ConvProblem) -> Changes:
+    """Return new values of one attribute, or of several that a layer's author changes together."""
     g, per_in, per_out, n = p.groups, p.in_channels // p.groups, p.out_channels // p.groups, rng.choice(_CHANNELS)
+    kernel, dilation = _each(rng, p.kernel_size, _KERNELS), _each(rng, p.dilation, _STEPS)
+    one, other = rng.randrange(5), rng.randrange(-1, 5)
+    smallest = tuple(map(effective_kernel, p.kernel_size, p.dilation))
+    many = ceil(_PLANES / min(p.in_channels, p.out_channels))
     return rng.choice((
+        {"batch": rng.choice(_BATCHES)},
+        # A large batch is affordable where each image is small.
+        {"batch": rng.choice((33, 65, 130, many)), "input_size": smallest},
         {"in_channels": g * n},
         {"out_channels": g * n},
         {"in_channels": g * n, "out_channels": g * n},
-        {"in_channels": g * n, "out_channels": g * max(1, per_out * n // per_in)},
         {"groups": n, "in_channels": n * per_in, "out_channels": n * per_out},
         {"groups": n, "in_channels": n, "out_channels": n * rng.choice((1, 1, 2, 3))},
-        {"groups": n},
+        *[{"input_size": _each(rng, p.input_size, _SIZES)}] * 4,
+        {"kernel_size": kernel},
+        {"kernel_size": kernel, "padding": same_padding(kernel, p.dilation)},
+        *[{"stride": _each(rng, p.stride, _STEPS)}] * 2,
+        {"dilation": dilation},
+        {"dilation": dilation, "padding": same_padding(p.kernel_size, dilation)},
+        {"padding": _each(rng, p.padding, ((0, 0), (one, one), (one, one), (one, other)))},
+        {"padding": same_padding(p.kernel_size, p.dilation)},
+        *[{"dtype": rng.choice(_FLOATS if rng.random() < 0.8 else _OTHERS)}] * 2,
+        {"memory_format": torch.contiguous_format if p.ndim == 1 or p.channels_last else channels_last_of(p.ndim)},
+        {"origin": "plain" if p.transposed else "transposed"},
+        {"has_bias": not p.has_bias},
     ))  # fmt: skip
 
 
@@ -179,49 +185,6 @@ def same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[
     """Return the padding with which an odd kernel keeps the size of the image."""
     halves = [effective_kernel(k, d) // 2 for k, d in zip(kernel, dilation, strict=True)]
     return tuple((n, n) for n in halves)
-
-
-def _size(rng: random.Random, p: ConvProblem) -> Changes:
-    return {"input_size": _each(rng, p.input_size, (*_SIZES, p.input_size[-1] + 1))}
-
-
-def _kernel(rng: random.Random, p: ConvProblem) -> Changes:
-    kernel = _each(rng, p.kernel_size, _KERNELS)
-    none = ((0, 0),) * p.ndim
-    return {"kernel_size": kernel, "padding": rng.choice((p.padding, none, same_padding(kernel, p.dilation)))}
-
-
-def _stride(rng: random.Random, p: ConvProblem) -> Changes:
-    return {"stride": _each(rng, p.stride, (1, 2, 2, 3, 4))}
-
-
-def _dilation(rng: random.Random, p: ConvProblem) -> Changes:
-    dilation = _each(rng, p.dilation, (1, 2, 2, 3, 4))
-    return {"dilation": dilation, "padding": rng.choice((p.padding, same_padding(p.kernel_size, dilation)))}
-
-
-def _padding(rng: random.Random, p: ConvProblem) -> Changes:
-    same = same_padding(p.kernel_size, p.dilation)
-    one, other = rng.randrange(5), rng.randrange(-1, 5)
-    pairs = ((0, 0), (one, one), (one, one), (one, other), *same)
-    return {"padding": _each(rng, p.padding, pairs) if rng.random() < 0.7 else same}
-
-
-def _other(rng: random.Random, p: ConvProblem) -> Changes:
-    """Return a change of one of the attributes that have few values."""
-    values = {
-        "dtype": rng.choice(_DTYPES[:4] if rng.random() < 0.8 else _DTYPES),
-        "memory_format": rng.choice(
-            (torch.contiguous_format, channels_last_of(p.ndim) if p.ndim > 1 else p.memory_format)
-        ),
-        "origin": rng.choice(("plain", "transposed")),
-        "has_bias": not p.has_bias,
-    }
-    name = rng.choice((*values, "dtype", "memory_format"))
-    return {name: values[name]}
-
-
-_CHANGES: Final = (_batch, _channels, _channels, _size, _size, _kernel, _stride, _dilation, _padding, _other, _other)
 
 
 # ---- what a kernel may be wrong for --------------------------------------------------------------

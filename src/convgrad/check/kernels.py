@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, operand_format
+from ..backends import Arithmetic, Backend, Kernel, Layout, operand_format
 from ..calculus import sum_of_bias
 from ..engine import thread
 from ..errors import BackendError
@@ -119,21 +119,156 @@ def in_words(timings: Sequence[Timing]) -> str:
     return ", ".join(parts)
 
 
+class Functions(Backend):
+    """Functions that compute a pass each, or the gradients that a mask asks for; results are as they return them."""
+
+    states_workspace = False
+
+    def __init__(
+        self,
+        name: str,
+        kernels: Mapping[Method, UserKernel],
+        *,
+        layouts: tuple[Layout, ...] = ("contiguous", "channels_last"),
+        dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64),
+        arithmetic: Arithmetic = "direct",
+        deterministic: bool = True,
+        capture_safe: bool = True,
+    ) -> None:
+        self.name, self.layouts, self._dtypes = name, layouts, dtypes
+        self._arithmetic: Arithmetic = arithmetic
+        self.deterministic, self.capture_safe, self._kernels = deterministic, capture_safe, dict(kernels)
+        masked = ("grad_input", "grad_weight") if "backward" in kernels else ()  # a mask may ask for one of them
+        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in kernels or p in masked)
+        self.sweeps = _SWEEPS if "backward" in kernels else ()
+        self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
+        #: What they consist of, for a digest: whatever their name is.
+        self.parts = (self._kernels, layouts, dtypes, arithmetic, deterministic)
+
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+        if "grad_bias" in outputs and problem.transposed:
+            return ["it leaves this gradient of the bias to the engine"]
+        reasons: list[str] = []
+        if problem.dtype not in self._dtypes:
+            known, dtype = (", ".join(map(str, d)).replace("torch.", "") for d in (self._dtypes, (problem.dtype,)))
+            reasons.append(f"it was registered for {known}, not for {dtype}")
+        for method in self.methods(outputs):
+            kernel = self._kernels.get(method)
+            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem, method))
+        return [*filter(None, reasons)]
+
+    def methods(self, outputs: Outputs) -> tuple[Method, ...]:
+        """Return the functions that compute them: one for a pass alone goes before that with a mask."""
+        if outputs in self.sweeps:
+            return ("backward",)
+        masked = {*self.passes}.difference(self._kernels)
+        return tuple("backward" if p in masked else p for p in passes_of(outputs))
+
+    def unsaid(self, output: Output) -> list[str]:
+        """Return advice on options that were not given for the function that computes an output."""
+        method: Method = "backward" if output == "grad_bias" else self.methods((output,))[0]
+        kernel, usual = self._kernels[method], arguments.usual(method)
+        return [
+            *["a kernel for some problems only says which: accepts=lambda p: p.ndim == 2"] * (kernel.accepts is None),
+            *[f"it is called with ({', '.join(usual)}) unless args= says otherwise"] * (kernel.args == usual),
+        ]
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return not problem.transposed and "forward" in self._kernels and "bias" in self._kernels["forward"].args
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return self._arithmetic
+
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        (method,) = self.methods(outputs)
+        call = self._bind_function(method, problem, outputs)
+        if method == "backward":
+            return self._bind_gradients(call, problem, outputs)
+
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Any:
+            result = call(a, b, bias) if method == "forward" else call(a, b)
+            one = isinstance(result, (tuple, list)) and len(result) == 1  # extensions return a vector of one tensor
+            return result[0] if one else result
+
+        return one_pass
+
+    def _bind_function(self, method: Method, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
+        """Return a function of the tensors, by position, which fills in the other arguments."""
+        function, args, _ = self._kernels[method]
+        names = arguments.TENSORS[method]
+        tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
+        values = arguments.values(args, problem, method, outputs)
+        writes = "out" in args
+        shape = problem.result_shape(method) if writes else ()  # pyright: ignore[reportArgumentType]
+        layout = operand_format(self, problem) or problem.memory_format
+
+        def call(*operands: Tensor | None) -> Any:
+            # The function is never differentiated: its derivatives are passes.
+            given = [t.detach() if t is not None and t.requires_grad else t for t in operands]
+            if writes:
+                first: Any = given[0]
+                given.append(torch.empty(shape, dtype=problem.dtype, device=first.device, memory_format=layout))
+            full = values.copy()
+            for i, which in tensors:
+                full[i] = given[which]
+            result = function(*full)
+            return given[-1] if writes and result is None else result
+
+        return call
+
+    def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: Outputs) -> Kernel:
+        """Return a kernel of both gradients, or of one; the tensor that only the other reads then has no values."""
+        mask = gradient_outputs(False)
+        layout = operand_format(self, problem) or problem.memory_format
+
+        def several(
+            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
+        ) -> tuple[Any, ...]:
+            results = call(grad_output, input, weight)
+            if not isinstance(results, (tuple, list)) or len(results) not in (2, 3):
+                what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
+                raise BackendError(
+                    f"backward of {self.name!r} returned {what}, not (grad_input, grad_weight) or "
+                    "(grad_input, grad_weight, grad_bias)"
+                )
+            if "grad_bias" in outputs and (len(results) == 2 or results[2] is None):
+                results = (*results[:2], sum_of_bias(grad_output))
+            return tuple(results[mask.index(output)] for output in outputs)
+
+        def one(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Any:
+            absent, shape = (1, problem.input_shape) if outputs == ("grad_input",) else (2, problem.weight_shape)
+            given = [a, b]
+            given.insert(absent, torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout))
+            return several(*given)[0]
+
+        return one if len(outputs) == 1 else several
+
+
 class CustomBackend(Backend):
-    """A backend that `convgrad.register` made; it also records how it was checked."""
+    """`Functions`, or a `Backend` of the user's own, as `convgrad.register` adds it; it records how it was checked."""
 
     #: How fast it was when it was registered, on a few of its problems.
     timings: tuple[Timing, ...] = ()
-    #: The functions and values that it consists of, for a digest; problems that the user names.
-    parts: tuple[Any, ...] = ()
+    #: Problems that the user names.
     named: tuple[ConvProblem, ...] = ()
 
-    def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool | str) -> None:
+    def __init__(
+        self, name: str, own: Backend, devices: tuple[str, ...] | None = None, prefer: bool | str = False
+    ) -> None:
         """``devices``: the types of device on which it runs; None: any. ``prefer``: as for `convgrad.register`."""
-        self.name, self.devices = name, devices
+        self.name, self.own, self.devices = name, own, devices
         self.preferred, self.candidate = prefer is True, prefer == "measured"
         #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"
+        #: What it consists of, for a digest.
+        self.parts = (own.parts if isinstance(own, Functions) else own, devices)
+        self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
+        self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
+        self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
+        self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
+        self.padding_modes, self.states_workspace = own.padding_modes, own.states_workspace
+        self.workspace, self.fuses_bias = own.workspace, own.fuses_bias
+        self.arithmetic, self.kernel_name = own.arithmetic, own.kernel_name
 
     def remark(self, outputs: Outputs) -> str:
         of = [t for t in self.timings if t.outputs == passes_of(outputs)]
@@ -144,15 +279,36 @@ class CustomBackend(Backend):
         return self.devices is None or device_type in self.devices
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        if self.runs_on(device.type):
-            return []
-        return [f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"]
+        reasons: list[str] = []
+        if not self.runs_on(device.type):
+            reasons.append(f"it was registered for {', '.join(self.devices or ())}, not for {device.type}")
+        try:
+            reasons += self.own.reasons_against(problem, outputs, device)
+        except Exception as e:  # as of an `accepts`: most often a look at a dimension that this problem does not have
+            reasons.append(f"its reasons_against raised {type(e).__name__}: {e}")
+        return [*dict.fromkeys(reasons)]
 
-    def call(self, what: str, problem: ConvProblem, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        kernel = self.own.bind(problem, outputs)
+        what = self.own.methods(outputs)[0] if isinstance(self.own, Functions) else "+".join(outputs)
+
+        def stated(*args: Tensor | None) -> Any:
+            results = self._call(what, problem, kernel, args)
+            given = [t for t in args if t is not None]  # the workspace too, which the next call overwrites
+            if len(outputs) == 1:
+                return self._as_stated(results, problem, outputs[0], what, given)
+            if not isinstance(results, (tuple, list)) or len(results) != len(outputs):
+                got = type(results).__name__
+                raise BackendError(f"{what} of {self.name!r} returned {got}, {len(outputs)} tensors were expected")
+            return tuple(self._as_stated(r, problem, o, what, given) for r, o in zip(results, outputs, strict=True))
+
+        return stated
+
+    def _call(self, what: str, problem: ConvProblem, kernel: Kernel, args: Sequence[Tensor | None]) -> Any:
         """Call the user's code; `takeover` leaves PyTorch's convolutions in it alone."""
         outer, thread.in_backend = thread.in_backend, True
         try:
-            return function(*args)
+            return kernel(*args)
         except RecursionError:
             if not outer:  # the function's own
                 raise
@@ -188,171 +344,3 @@ class CustomBackend(Backend):
         ):
             return result.clone()
         return result
-
-
-class FunctionsBackend(CustomBackend):
-    """Functions that compute a pass each, or the gradients that a mask asks for."""
-
-    states_workspace = False
-
-    def __init__(
-        self,
-        name: str,
-        kernels: Mapping[Method, UserKernel],
-        devices: tuple[str, ...] | None,
-        prefer: bool | str,
-        options: Mapping[str, Any],
-    ) -> None:
-        """``options``: layouts, dtypes, deterministic, capture_safe and arithmetic of `convgrad.register`."""
-        super().__init__(name, devices, prefer)
-        masked = ("grad_input", "grad_weight") if "backward" in kernels else ()  # a mask may ask for one of them
-        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in kernels or p in masked)
-        self.sweeps = _SWEEPS if "backward" in kernels else ()
-        self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
-        self.layouts, self._dtypes, self._arithmetic = (options[n] for n in ("layouts", "dtypes", "arithmetic"))
-        self.deterministic, self.capture_safe = options["deterministic"], options["capture_safe"]
-        self._kernels = dict(kernels)
-        self.parts = (self._kernels, devices, {n: o for n, o in options.items() if n != "capture_safe"})
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        reasons = super().reasons_against(problem, outputs, device)
-        if "grad_bias" in outputs and problem.transposed:
-            return [*reasons, "it leaves this gradient of the bias to the engine"]
-        if problem.dtype not in self._dtypes:
-            known, dtype = (", ".join(map(str, d)).replace("torch.", "") for d in (self._dtypes, (problem.dtype,)))
-            reasons.append(f"it was registered for {known}, not for {dtype}")
-        for method in self._methods(outputs):
-            kernel = self._kernels.get(method)
-            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem, method))
-        return [*dict.fromkeys(filter(None, reasons))]
-
-    def _methods(self, outputs: Outputs) -> tuple[Method, ...]:
-        """Return the functions that compute them: one for a pass alone goes before that with a mask."""
-        if outputs in self.sweeps:
-            return ("backward",)
-        masked = {*self.passes}.difference(self._kernels)
-        return tuple("backward" if p in masked else p for p in passes_of(outputs))
-
-    def unsaid(self, output: Output) -> list[str]:
-        """Return advice on options that were not given for the function that computes an output."""
-        method: Method = "backward" if output == "grad_bias" else self._methods((output,))[0]
-        kernel, usual = self._kernels[method], arguments.usual(method)
-        return [
-            *["a kernel for some problems only says which: accepts=lambda p: p.ndim == 2"] * (kernel.accepts is None),
-            *[f"it is called with ({', '.join(usual)}) unless args= says otherwise"] * (kernel.args == usual),
-        ]
-
-    def fuses_bias(self, problem: ConvProblem) -> bool:
-        return not problem.transposed and "forward" in self._kernels and "bias" in self._kernels["forward"].args
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return self._arithmetic
-
-    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        (method,) = self._methods(outputs)
-        call = self._bind_function(method, problem, outputs)
-        if method == "backward":
-            return self._bind_gradients(call, problem, outputs)
-        (pass_,) = passes_of(outputs)
-
-        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            result = call(a, b, bias) if pass_ == "forward" else call(a, b)
-            if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
-                result = result[0]
-            return self._as_stated(result, problem, pass_, method, (a, b))
-
-        return one_pass
-
-    def _bind_function(self, method: Method, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
-        """Return a function of the tensors, by position, which fills in the other arguments."""
-        function, args, _ = self._kernels[method]
-        names = arguments.TENSORS[method]
-        tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
-        values = arguments.values(args, problem, method, outputs)
-        writes = "out" in args
-        shape = problem.result_shape(method) if writes else ()  # pyright: ignore[reportArgumentType]
-        layout = operand_format(self, problem) or problem.memory_format
-
-        def call(*operands: Tensor | None) -> Any:
-            # The function is never differentiated: its derivatives are passes.
-            given = [t.detach() if t is not None and t.requires_grad else t for t in operands]
-            if writes:
-                first: Any = given[0]
-                given.append(torch.empty(shape, dtype=problem.dtype, device=first.device, memory_format=layout))
-            full = values.copy()
-            for i, which in tensors:
-                full[i] = given[which]
-            result = self.call(method, problem, function, full)
-            return given[-1] if writes and result is None else result
-
-        return call
-
-    def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: Outputs) -> Kernel:
-        """Return a kernel of both gradients, or of one; the tensor that only the other reads then has no values."""
-        mask = gradient_outputs(False)
-        layout = operand_format(self, problem) or problem.memory_format
-
-        def several(
-            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-        ) -> tuple[Tensor, ...]:
-            given = (grad_output, input, weight)
-            results = call(*given)
-            if not isinstance(results, (tuple, list)) or len(results) not in (2, 3):
-                what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
-                raise BackendError(
-                    f"backward of {self.name!r} returned {what}, not (grad_input, grad_weight) or "
-                    "(grad_input, grad_weight, grad_bias)"
-                )
-            found = []
-            for output in outputs:
-                result = results[mask.index(output)] if mask.index(output) < len(results) else None
-                if output == "grad_bias" and result is None:
-                    result = sum_of_bias(grad_output)
-                found.append(self._as_stated(result, problem, output, "backward", given))
-            return tuple(found)
-
-        def one(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            absent, shape = (1, problem.input_shape) if outputs == ("grad_input",) else (2, problem.weight_shape)
-            given = [a, b]
-            given.insert(absent, torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout))
-            return several(*given)[0]
-
-        return one if len(outputs) == 1 else several
-
-
-class ClassBackend(CustomBackend):
-    """A `Backend` of the user, which states its sweeps, workspace and layouts itself."""
-
-    def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool | str) -> None:
-        super().__init__(name, devices, prefer)
-        self.parts = (own, devices)
-        self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
-        self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
-        self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
-        self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
-        self.padding_modes = own.padding_modes
-        self.workspace, self.fuses_bias = own.workspace, own.fuses_bias
-        self.arithmetic, self.kernel_name = own.arithmetic, own.kernel_name
-        self._own = own
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        try:
-            own = self._own.reasons_against(problem, outputs, device)
-        except Exception as e:  # as of an `accepts`: most often a look at a dimension that this problem does not have
-            own = [f"its reasons_against raised {type(e).__name__}: {e}"]
-        return [*dict.fromkeys([*super().reasons_against(problem, outputs, device), *own])]
-
-    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        kernel, what = self._own.bind(problem, outputs), "+".join(outputs)
-
-        def stated(*args: Tensor | None) -> Any:
-            results = self.call(what, problem, kernel, args)
-            given = [t for t in args if t is not None]  # the workspace too, which the next call overwrites
-            if len(outputs) == 1:
-                return self._as_stated(results, problem, outputs[0], what, given)
-            if not isinstance(results, (tuple, list)) or len(results) != len(outputs):
-                got = type(results).__name__
-                raise BackendError(f"{what} of {self.name!r} returned {got}, {len(outputs)} tensors were expected")
-            return tuple(self._as_stated(r, problem, o, what, given) for r, o in zip(results, outputs, strict=True))
-
-        return stated

@@ -10,21 +10,15 @@ from torch import Tensor, nn
 
 from .. import functional
 from .._compat import channels_last_of
-from ..backends import Backend
 from ..errors import ShapeError
 from ..problem import ConvProblem
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from ..sizes import effective_kernel
 from . import arguments
-from .kernels import Accepts, FunctionsBackend, UserKernel
-
-_OPTIONS: dict[str, Any] = {
-    "layouts": ("contiguous", "channels_last"), "dtypes": (torch.float32, torch.float64), "arithmetic": "direct",
-    "deterministic": True, "capture_safe": True,
-}  # fmt: skip
+from .kernels import Accepts, CustomBackend, Functions, UserKernel
 
 
-def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> Backend:
+def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> CustomBackend:
     """Return the backend of a function or a module.
 
     Args:
@@ -34,14 +28,15 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
     if isinstance(what, nn.Module):
         if args is not None or accepts is not None:
             raise TypeError("args and accepts belong to a function; a module says itself what it computes")
-        return ModuleBackend(what)
+        return CustomBackend(type(what).__name__, ConvModule(what))
     if not callable(what) or isinstance(what, type):
         raise TypeError(f"expected a backend or its name, a function or a module, got {what!r}")
     kernel = UserKernel(what, arguments.check(what, args, "forward"), accepts)
-    return FunctionsBackend(getattr(what, "__name__", type(what).__name__), {"forward": kernel}, None, False, _OPTIONS)
+    name = getattr(what, "__name__", type(what).__name__)
+    return CustomBackend(name, Functions(name, {"forward": kernel}))
 
 
-class ModuleBackend(FunctionsBackend):
+class ConvModule(Functions):
     """A module that convolves its input with its ``weight``, with the gradients that autograd derives.
 
     It computes the problems of its own kernel, stride, padding, dilation, channels and groups, for inputs of any size.
@@ -65,7 +60,7 @@ class ModuleBackend(FunctionsBackend):
             gradient: UserKernel(self._input_gradient, (y, "weight", size), self._accepts),
             "grad_weight": UserKernel(self._weight_gradient, (x, y, "weight_size"), self._accepts),
         }
-        super().__init__(type(module).__name__, kernels, None, False, {**_OPTIONS, "layouts": ("strided",)})
+        super().__init__(type(module).__name__, kernels, layouts=("strided",))
 
     def problems(self) -> Iterator[ConvProblem]:
         """Yield problems of small images of several sizes, in both dtypes and layouts."""
@@ -73,7 +68,7 @@ class ModuleBackend(FunctionsBackend):
         spans = [effective_kernel(k, d) for k, d in zip(m.kernel_size, m.dilation, strict=True)]
         for batch, more in ((2, 0), (1, 1), (3, 4), (1, 7), (2, 12)):
             size = tuple(n + more + i for i, n in enumerate(spans))
-            for dtype in _OPTIONS["dtypes"]:
+            for dtype in (torch.float32, torch.float64):
                 problem = self._problem(batch, size, dtype)
                 if problem is not None:
                     yield problem

@@ -9,7 +9,7 @@ import torch
 from .._compat import channels_last_of
 from ..problem import ConvProblem, Output
 from ..tables import counted
-from .kernels import NO, CustomBackend, FunctionsBackend
+from .kernels import NO, CustomBackend, Functions
 from .loading import loading
 from .properties import ALL_PROPERTIES
 from .report import CheckResult
@@ -118,8 +118,8 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
             f"it is right where the same tensors are {layout}; a function that needs that says so: "
             f'layouts=("{layout}",)'
         )
-    elif failure.message.startswith("it raised") and isinstance(backend, FunctionsBackend):
-        yield from backend.unsaid(failure.output)
+    elif failure.message.startswith("it raised") and isinstance(backend.own, Functions):
+        yield from backend.own.unsaid(failure.output)
 
 
 def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) -> str:
@@ -127,14 +127,11 @@ def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) ->
     p = failure.problem
     if p.ndim == 1 or not {"channels_last", "contiguous"} <= {*backend.layouts}:
         return ""
-    other = torch.contiguous_format if p.channels_last else channels_last_of(p.ndim)
-    names, statuses = [failure.property_name], []
-    for layout in (other, p.memory_format) * 2:  # twice: a kernel that fails now and then is not told of layouts
-        q = p.replace(memory_format=layout)
-        again = check_problem(backend, q, failure.output, device=failure.device, repeats=repeats, properties=names)
-        statuses += [r.status for r in again]
-    right = statuses == ["passed", "failed"] * 2
-    return ("contiguous" if p.channels_last else "channels_last") if right else ""
+    other = p.replace(memory_format=torch.contiguous_format if p.channels_last else channels_last_of(p.ndim))
+    where, names = {"device": failure.device, "repeats": repeats}, [failure.property_name]
+    # Twice: a kernel that fails now and then is not told of layouts.
+    found = [check_problem(backend, q, failure.output, properties=names, **where)[0].status for q in (other, p) * 2]
+    return ("contiguous" if p.channels_last else "channels_last") if found == ["passed", "failed"] * 2 else ""
 
 
 def _repeat(name: str, problem: ConvProblem, output: Output, device: str, property_name: str) -> list[str]:

@@ -22,7 +22,7 @@ from ..problem import OUTPUTS, PASSES, ConvProblem, Outputs
 from . import arguments, speed
 from .arguments import METHODS, Method
 from .digest import digest
-from .kernels import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, as_tuple, in_words
+from .kernels import Accepts, CustomBackend, Functions, UserKernel, as_tuple, in_words
 from .loading import loading
 from .problems import default_problems
 from .verify import verify as check_suite
@@ -203,13 +203,13 @@ class Registration:
             options = ("layouts", "dtypes", "deterministic", "capture_safe", "arithmetic", "args", "accepts")
             if stated := [o for o in options if getattr(self, o) != usual[o]]:
                 raise TypeError(f"a Backend states {' and '.join(stated)} itself: register has no such option for it")
-            return ClassBackend(self.name, _instance(what), self.devices, self.prefer)
+            return CustomBackend(self.name, _instance(what), self.devices, self.prefer)
         if isinstance(what, type):
             what = _static_methods(what)
         functions: dict[Method, Any] = what if isinstance(what, dict) else {"forward": what}
         kernels: dict[Method, UserKernel] = {m: self._kernel(function, m) for m, function in functions.items()}
-        options = {o: getattr(self, o) for o in ("layouts", "dtypes", "deterministic", "capture_safe", "arithmetic")}
-        return FunctionsBackend(self.name, kernels, self.devices, self.prefer, options)
+        options = {o: getattr(self, o) for o in ("layouts", "dtypes", "arithmetic", "deterministic", "capture_safe")}
+        return CustomBackend(self.name, Functions(self.name, kernels, **options), self.devices, self.prefer)
 
     def _kernel(self, function: Callable[..., Any], method: Method) -> UserKernel:
         its_args: Any = self.args.get(method) if isinstance(self.args, Mapping) else self.args

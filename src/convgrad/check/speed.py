@@ -81,16 +81,12 @@ def _problems(backend: CustomBackend, outputs: Outputs, device: torch.device) ->
     small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
     mine = (Step(backend, outputs, ""),)
     per_flop = [second_call(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
-    only_last = (
-        "contiguous" not in backend.layouts and "channels_last" in backend.layouts
-    )  # a copy is no cost of its own
+    only_last = "contiguous" not in backend.layouts and "channels_last" in backend.layouts  # no copies are timed
     layers = sorted(real_layers(), key=lambda p: p.channels_last != only_last)
-    others = [p.replace(dtype=dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16) for p in layers]
-    fast = [p for p in accepted([*layers, *others]) if not per_flop or per_flop[0] * p.flops < _EACH]
-    if fast:
-        yield from [p for p in fast if (p.dtype, p.channels_last) == (fast[0].dtype, fast[0].channels_last)]
-    else:
-        yield from small
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    every = accepted(p.replace(dtype=dtype) for dtype in dtypes for p in layers)
+    fast = [p for p in every if not per_flop or per_flop[0] * p.flops < _EACH] or small
+    yield from (p for p in fast if (p.dtype, p.channels_last) == (fast[0].dtype, fast[0].channels_last))
 
 
 def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, device: torch.device) -> Timing:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, zip_longest
 from typing import Any, Final
 
 import torch
@@ -37,8 +37,8 @@ _IN_TURN = ("deterministic", "again", "layouts", "nonfinite", "threads")
 _FIRST, _TURNS = 12, 4
 #: Properties of large problems; the first three of an output are checked for all, up to so many operations.
 _OF_LARGE, _WHOLE, _MOST_WHOLE = ("exact", "bound", "memory", "deterministic"), 3, 30_000_000
-#: With several threads of PyTorch: the first problems, every fourth, and large ones, with at most so many images.
-_PARALLEL, _MOST_PARALLEL = 4, 64
+#: Images of a problem that is computed with several threads: a kernel may start them for each image.
+_MOST_PARALLEL = 64
 #: The problems that are needed may take so many times as long: a busy machine lets no bugs through.
 _OVERTIME: Final = 3
 #: Seconds that a search for problems may take, and that one call may take: at first, and later.
@@ -164,29 +164,26 @@ class _Check:
     def _examine(self, send: Send) -> None:
         """Check the outputs in turn, problem by problem, until one fails or the time is over."""
         found: list[ConvProblem] = []
-        queues: dict[Output, Iterator[ConvProblem]] = {}
-        remaining, number, passed = Counter[Output](), Counter[Output](), Counter[Output]()
+        queues: list[Iterator[ConvProblem]] = []
+        left, passed = 0, Counter[Output]()
         for output in self.outputs:
             send("doing", output, None, "")
             mine, drawn, reasons = self._problems(output, found)
             if not (mine or drawn or output == "grad_bias"):  # few problems have a bias
                 send("nothing", output, reasons)
-            remaining[output] = len(mine) + min(MOST, len(drawn))
-            queues[output] = chain(mine, spread(drawn, mine))
-        clock, left, several = _Clock(self.seconds), 0, max(2, torch.get_num_threads())
-        while queues:
-            for output, queue in [*queues.items()]:
-                needed = passed[output] < FLOOR
-                if not remaining[output] or (number[output] and clock.over(needed)):
-                    left += remaining[output]
-                    del queues[output]
+            left += len(mine) + min(MOST, len(drawn))
+            queues.append(chain(mine, islice(spread(drawn, mine), MOST)))
+        clock, several = _Clock(self.seconds), max(2, torch.get_num_threads())
+        for number, problems in enumerate(zip_longest(*queues)):
+            for output, problem in zip(self.outputs, problems, strict=True):
+                if problem is None:
                     continue
-                remaining[output] -= 1
-                problem, first = next(queue), not number[output]  # the first one is checked in any case
-                large = is_large(problem) and (number[output] >= _WHOLE or problem.flops > _MOST_WHOLE)
-                if not first and not clock.allows(problem, large, needed):
-                    left += 1
+                large = is_large(problem) and (number >= _WHOLE or problem.flops > _MOST_WHOLE)
+                # The first one is checked in any case.
+                if number and not clock.allows(problem, large, passed[output] < FLOOR):
                     continue
+                all_of_it = number < _FIRST or number % _TURNS == 0
+                names = _OF_LARGE if large else (*_ALWAYS, *_IN_TURN * all_of_it)
                 begin = time.monotonic()
                 results = check_problem(
                     self.backend,
@@ -194,16 +191,17 @@ class _Check:
                     output,
                     device=self.device,
                     repeats=_REPEATS,
-                    threads=several if _in_parallel(number[output], problem, large) else 1,
-                    properties=_properties(number[output], large, bool(self.alone)),
+                    threads=several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1,
+                    # Closed pages would end a process that is not a child.
+                    properties=[name for name in names if not (self.alone and name == "pages")],
                     progress=partial(send, "doing", output, problem),
                 )
-                number[output] += 1
+                left -= 1
                 torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
                 if failures := [r for r in results if r.status == "failed"]:
                     send("failed", failures, [*refusal.advice(self.backend, failures, _REPEATS)])
                     return
-                if not first:
+                if number:
                     clock.took(time.monotonic() - begin, problem)
                 if any(r.status == "passed" for r in results):
                     passed[output] += 1
@@ -235,24 +233,11 @@ class _Check:
         return mine, drawn, reasons.most_common(5)
 
 
-def _properties(number: int, large: bool, alone: bool) -> list[str]:
-    """Return what the problem with this number is checked for; closed pages would end a process that is not a child."""
-    turns = [name for i, name in enumerate(_IN_TURN) if number < _FIRST or (number + i) % _TURNS == 0]
-    return [name for name in (_OF_LARGE if large else (*_ALWAYS, *turns)) if not (alone and name == "pages")]
-
-
-def _in_parallel(number: int, problem: ConvProblem, large: bool) -> bool:
-    return problem.batch <= _MOST_PARALLEL and (large or number < _PARALLEL or number % _TURNS == 0)
-
-
 class _Clock:
     """The time that checks took, without the first of each output, and how much of it there is."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._took, self._cost = seconds, 0.0, 0.0
-
-    def over(self, needed: bool) -> bool:
-        return self._took > self._seconds * (_OVERTIME if needed else 1)
 
     def allows(self, problem: ConvProblem, large: bool, needed: bool) -> bool:
         """Whether the problem fits into the time that is left; a large one may take a quarter of all."""
