@@ -12,11 +12,13 @@ from .._compat import accumulate_dtype
 from . import _native_library as library
 from .native import DTYPES
 
-#: How many elements an input has at least where it gains, for a node of autograd computed in Python takes 15 to 30 us
-#: more a step, and in a network, whose other layers leave nothing of it in the caches, more (half as many gained
-#: nothing in whole steps on a Xeon, in float32 and bfloat16); of a channel, which costs more here (0.75x with 32, 1.45x
-#: with 128); and of its part of an image, which is read in vectors (0.4x with 9, 1.04x with 16). Where each image is
-#: normalized by itself, the parameters are repeated for each (0.8x to 1.2x with 2**16 elements on a Zen 4).
+#: How many elements an input has at least where it gains on one thread (half as many gained nothing in whole steps on a
+#: Xeon, in float32 and bfloat16): a node of autograd computed in Python takes longer, the more so in a network, whose
+#: other layers leave nothing of it in the caches. Several threads gain less by an element: twice as many for each of
+#: them (ResNet-20 and MobileNetV2 with inputs between both limits were 0.95x to 0.99x on two). Of a channel, which
+#: costs more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors (0.4x with 9,
+#: 1.04x with 16). Where each image is normalized by itself, the parameters are repeated for each (0.8x to 1.2x with
+#: 2**16 elements on a Zen 4).
 LEAST_NORM = {"input": 3 * 2**14, "channel": 64, "pixels": 16, "input, by image": 2**18}
 
 #: What an input in channels_last has at least: a vector.
@@ -37,7 +39,11 @@ def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool = False
         return False
     pixels, least = prod(shape[2:]), LEAST_NORM
     channel = pixels if by_image else shape[0] * pixels
-    enough = prod(shape) >= least["input, by image" if by_image else "input"]
+    if by_image:
+        enough = prod(shape) >= least["input, by image"]
+    else:
+        threads = torch.get_num_threads()
+        enough = prod(shape) >= least["input"] * (1 if threads == 1 else 2 * threads)
     return enough and channel >= least["channel"] and pixels >= least["pixels"]
 
 
