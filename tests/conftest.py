@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,11 @@ from convgrad.check import process_state
 from convgrad.engine import backends, request, rules, set_default_backend, unregister
 from convgrad.engine.ab_timer import compare
 from convgrad.models import trial
+
+#: A Unix socket's address has 108 characters at most; only pytest's own folders may be deeper.
+if len(tempfile.gettempdir()) > 60 and os.path.isdir("/tmp"):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 

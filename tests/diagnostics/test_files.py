@@ -53,7 +53,8 @@ def test_the_json_of_a_run_holds_the_same(tmp_path, of_limit: float | None) -> N
     (tmp_path / "run.json").write_text(json.dumps({"schema": "convgrad run", "data": data}))
     tables = [read_table(tmp_path / name) for name in ("run.json", "run.csv")]
     assert {r.of_limit for r in tables[0]} == {of_limit}
-    assert [[replace(r, of_limit=None) for r in rows] for rows in tables] == [tables[1]] * 2
+    of_json, of_csv = [[replace(r, of_limit=None) for r in rows] for rows in tables]
+    assert of_json == of_csv  # a limit is known to the CSV if an earlier test has measured it
     assert profile_table(tmp_path / "run.json").finding.startswith("8 calls of convolutions, ")
 
 
