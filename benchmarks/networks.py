@@ -216,3 +216,43 @@ def mobilenet_v2_small() -> tuple[nn.Module, Tensor]:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
     return Logits(MobileNetV2ForImageClassification(MobileNetV2Config())), torch.randn(1, 3, 64, 64)
+
+
+class _Residual(nn.Module):
+    """A block of AlphaZero's tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(2))
+        self.norm, self.other = nn.BatchNorm2d(64), nn.BatchNorm2d(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.other(self.second(torch.relu(self.norm(self.first(x))))))
+
+
+def tower() -> tuple[nn.Module, Tensor]:
+    """Six blocks of AlphaZero's tower, for one position of 8x8."""
+    return nn.Sequential(nn.Conv2d(17, 64, 3, padding=1), *(_Residual() for _ in range(6))), torch.randn(1, 17, 8, 8)
+
+
+class _Fire(nn.Module):
+    """A module of SqueezeNet."""
+
+    def __init__(self, channels: int, squeezed: int, expanded: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(channels, squeezed, 1)
+        self.one, self.three = nn.Conv2d(squeezed, expanded, 1), nn.Conv2d(squeezed, expanded, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.squeeze(x))
+        return torch.relu(torch.cat([self.one(x), self.three(x)], 1))
+
+
+def squeezenet() -> tuple[nn.Module, Tensor]:
+    """SqueezeNet 1.1 without its classifier, for 4 images of 64x64."""
+    widths = [[(64, 16, 64), (128, 16, 64)], [(128, 32, 128), (256, 32, 128)]]
+    widths += [[(256, 48, 192), (384, 48, 192), (384, 64, 256), (512, 64, 256)]]
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 2), nn.ReLU()]
+    for stage in widths:
+        layers += [nn.MaxPool2d(3, 2), *(_Fire(*width) for width in stage)]
+    return nn.Sequential(*layers), torch.randn(4, 3, 64, 64)

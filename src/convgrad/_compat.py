@@ -25,6 +25,7 @@ _C: Any = torch._C
 _prims: Any = _prims_common
 
 
+#: Every lock of `lock_over_forks`, and those that are held for a fork, which may begin while another lock is made.
 _locks: list[Any] = []
 _locked: list[Any] = []
 

@@ -39,12 +39,9 @@ def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool = False
         return False
     pixels, least = prod(shape[2:]), LEAST_NORM
     channel = pixels if by_image else shape[0] * pixels
-    if by_image:
-        enough = prod(shape) >= least["input, by image"]
-    else:
-        threads = torch.get_num_threads()
-        enough = prod(shape) >= least["input"] * (1 if threads == 1 else 2 * threads)
-    return enough and channel >= least["channel"] and pixels >= least["pixels"]
+    threads = 1 if by_image else torch.get_num_threads()
+    elements = least["input, by image" if by_image else "input"] * (1 if threads == 1 else 2 * threads)
+    return prod(shape) >= elements and channel >= least["channel"] and pixels >= least["pixels"]
 
 
 def normalize(

@@ -55,7 +55,7 @@ class Captured:
     padding_mode: PaddingMode = "zeros"
 
     def problem_on(self, machine: Machine) -> ConvProblem:
-        """The problem that it is on a machine."""
+        """Return the problem of the call on a machine."""
         return problem_on(machine, self.call, self.padding_mode)
 
 

@@ -199,6 +199,7 @@ def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -
 
 
 def _execute_alone(statement: str, arguments: tuple[Any, ...], writes: bool) -> list[Any] | None:
+    """Return the rows that a statement yields, under the lock."""
     where = folder()
     if where is None or (where, writes) in _failed:
         return None

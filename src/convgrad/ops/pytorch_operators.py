@@ -264,7 +264,7 @@ def opened() -> Table | None:
         return _open_table()
 
 
-@cache
+@cache  # of the two threads that make the first call, one opens it
 def _open_table() -> Table | None:
     table = open_table(compute)
     if table is None:
