@@ -118,6 +118,8 @@ struct ResultShape {
 struct Entry {
   int32_t steps;            // 0: all of it is PyTorch's
   int32_t pytorchs_autograd;  // of a forward: its gradients are PyTorch's as well, and lose nothing by that
+  int32_t copied;             // bit i: plans read a dense copy of operand i
+  int32_t channels_last;      // the layout of the copies
   ResultShape results[3];
   const Step* step() const { return reinterpret_cast<const Step*>(this + 1); }
 };
@@ -221,7 +223,32 @@ Failed launch(const Launches& l, const convgrad_tensors& t, int32_t device, int3
   return failed;
 }
 
-Failed by_plan(const Call& c, const Entry& e, const Step& step, Tensor results[3]) {
+// The operands as plans read them: those of the call, or dense copies.
+struct Dense {
+  Tensor tensors[3], copies[3] = {};
+  Dense(const Call& c, const Entry& e) : tensors{c.tensors[0], c.tensors[1], c.tensors[2]} {
+    for (int i = 0; i < 3; i++)
+      if (e.copied >> i & 1) failed |= copy(tensors[i], e.channels_last, &copies[i]), tensors[i] = copies[i];
+  }
+  ~Dense() { release(copies); }
+  Failed failed = 0;
+
+ private:
+  static Failed copy(Tensor t, bool channels_last, Tensor* result) {
+    int64_t rank, *sizes, strides[kMostRank], step = 1;
+    int32_t dtype, device, index;
+    if (f.aoti_torch_get_dim(t, &rank) || f.aoti_torch_get_sizes(t, &sizes) || f.aoti_torch_get_dtype(t, &dtype) ||
+        f.aoti_torch_get_device_type(t, &device) || f.aoti_torch_get_device_index(t, &index))
+      return 1;
+    if (channels_last) strides[1] = 1, step = sizes[1];
+    for (int64_t d = rank - 1; d >= (channels_last ? 2 : 0); d--) strides[d] = step, step *= sizes[d];
+    if (channels_last) strides[0] = step;
+    return f.aoti_torch_empty_strided(rank, sizes, strides, dtype, device, index, result) ||
+           f.aoti_torch_copy_(*result, t, 0);
+  }
+};
+
+Failed by_plan(const Call& c, const Tensor operands[3], const Entry& e, const Step& step, Tensor results[3]) {
   int32_t dtype = 0, device = 0, index = 0;
   f.aoti_torch_get_dtype(c.tensors[0], &dtype);
   f.aoti_torch_get_device_type(c.tensors[0], &device);
@@ -233,7 +260,7 @@ Failed by_plan(const Call& c, const Entry& e, const Step& step, Tensor results[3
     if (f.aoti_torch_empty_strided(r.rank, r.sizes, r.strides, dtype, device, index, &results[i])) return 1;
     into[i] = const_cast<void*>(address(results[i]));
   }
-  const void *a = address(c.tensors[0]), *b = address(c.tensors[1]), *last = address(c.tensors[2]);
+  const void *a = address(operands[0]), *b = address(operands[1]), *last = address(operands[2]);
   // A transposed convolution is the plain one whose grad_input it is: input and grad_output change places.
   convgrad_tensors t = {};
   if (is_backward(c.op)) {
@@ -263,11 +290,13 @@ Failed sum_of_bias(const Call& c, Tensor* result) {
 
 Failed by_entry(Call& c, const Entry& e, Tensor results[3]) {
   if (e.steps == 0) return by_pytorch(c, c.mask, results);
+  const Dense dense(c, e);
+  if (dense.failed) return dense.failed;
   for (int i = 0; i < e.steps; i++) {
     const Step& step = e.step()[i];
     Failed failed;
     if (step.kind == kNative || step.kind == kCuda) {
-      failed = by_plan(c, e, step, results);
+      failed = by_plan(c, dense.tensors, e, step, results);
     } else if (step.kind == kSumOfBias) {
       failed = sum_of_bias(c, &results[2]);
     } else {

@@ -44,6 +44,7 @@ typedef void Kernel(Value* stack, uint64_t inputs, uint64_t outputs);
   F(Failed, aoti_torch_get_device_index, (Tensor, int32_t*))                                                           \
   F(Failed, aoti_torch_get_data_ptr, (Tensor, void**))                                                                 \
   F(Failed, aoti_torch_empty_strided, (int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Tensor*))   \
+  F(Failed, aoti_torch_copy_, (Tensor, Tensor, int32_t))                                                               \
   F(Failed, aoti_torch_cpu_convolution,                                                                                \
     (Tensor, Tensor, Tensor*, const int64_t*, int64_t, const int64_t*, int64_t, const int64_t*, int64_t, int32_t,      \
      const int64_t*, int64_t, int64_t, Tensor*))                                                                       \

@@ -66,6 +66,47 @@ def test_python_sees_a_call_once(block):
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("odd", ["input", "weight", "grad_output", "expanded"])
+def test_operands_that_must_be_copied_are_copied_without_python(odd, transposed, last):
+    layout = torch.channels_last if last else torch.contiguous_format
+    conv = F.conv_transpose2d if transposed else F.conv2d
+
+    def part_of_more(t):
+        """The same values, as a slice of a tensor with more channels: what the backward of a concatenation returns."""
+        more = torch.cat([t, t], 1).contiguous(memory_format=layout)
+        return more[:, t.shape[1] :].detach()
+
+    x = torch.randn(4, 32, 12, 12).contiguous(memory_format=layout)
+    w = torch.randn(32, 1, 3, 3).contiguous(memory_format=layout)  # depthwise: computed by our kernels on any processor
+    g = (
+        torch.ones(()).expand(4, 32, 12, 12)
+        if odd == "expanded"
+        else torch.randn(4, 32, 12, 12).to(memory_format=layout)
+    )
+    dense = [t.double().contiguous() for t in (x, w, g)]
+    x, w, g = (part_of_more(t) if odd == name else t for name, t in (("input", x), ("weight", w), ("grad_output", g)))
+    operands = x.requires_grad_(), w.requires_grad_(), torch.randn(32, requires_grad=True)
+
+    def results(x, w, b, g):
+        y = conv(x, w, b, padding=1, groups=32)
+        return (y, *torch.autograd.grad(y, (x, w, b), g))
+
+    wanted = results(dense[0].requires_grad_(), dense[1].requires_grad_(), operands[2].double(), dense[2])
+    with convgrad.takeover():
+        first = results(*operands, g)
+        before = [t.clone() for t in (*operands, g)]
+        with calls_of_python() as seen:
+            again = results(*operands, g)
+        assert not seen
+    for a, b, c in zip(first, again, wanted, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(b.double(), c, rtol=1e-4, atol=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*operands, g), strict=True))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_table_repeats_what_python_computed(data):

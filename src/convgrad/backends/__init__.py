@@ -22,7 +22,7 @@ from .native import (
     native_plan,
     transformed_dimensions,
 )
-from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
+from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import COPY, PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend

@@ -23,6 +23,7 @@ from ..backends import (
     TritonBackend,
     native_library,
     native_plan,
+    operand_format,
     reads_odd_strides,
     runs_as_stated,
     usual_strides,
@@ -40,7 +41,7 @@ _MOST_RANK = 5
 _MOST_LAUNCHES = 3
 _pack_step = Struct("2i1536s").pack
 _pack_launches = Struct(f"2i{_MOST_LAUNCHES}q").pack
-_pack_entry = Struct(f"2i{3 * (1 + 2 * _MOST_RANK)}q").pack
+_pack_entry = Struct(f"4i{3 * (1 + 2 * _MOST_RANK)}q").pack
 
 
 class Table:
@@ -155,11 +156,14 @@ def pack(plan: Plan, operands: tuple[Tensor | None, ...], pytorchs_autograd: boo
     """
     problem = plan.problem
     if plan.aten:
-        return _pack_entry(0, pytorchs_autograd, *(0,) * (3 * (1 + 2 * _MOST_RANK)))
+        return _pack_entry(0, pytorchs_autograd, 0, False, *(0,) * (3 * (1 + 2 * _MOST_RANK)))
     if plan.unsettled or problem.empty or problem.padding_mode != "zeros":
         return None
     backward = plan.outputs != (problem.bias_pass,)
     results = gradient_outputs(problem.transposed) if backward else (problem.bias_pass,)
+    copied = _copied(plan, backward, operands)
+    if copied is None:
+        return None
     steps = [_pack_one(plan, step, results, backward, operands) for step in plan.steps]
     yielded = {output for step in plan.steps for output in step.outputs}
     rest = [output for output in plan.outputs if output not in yielded]
@@ -176,7 +180,7 @@ def pack(plan: Plan, operands: tuple[Tensor | None, ...], pytorchs_autograd: boo
         fill = (0,) * (_MOST_RANK - len(shape))
         shapes += [len(shape), *shape, *fill, *strides, *fill]
     shapes += [0] * (3 * (1 + 2 * _MOST_RANK) - len(shapes))
-    return _pack_entry(len(steps), pytorchs_autograd, *shapes) + b"".join(packed)
+    return _pack_entry(len(steps), pytorchs_autograd, copied, problem.channels_last, *shapes) + b"".join(packed)
 
 
 def _pack_one(
@@ -205,20 +209,38 @@ def _pack_one(
         head = _pack_launches(count, len(launched.scratch), *scratch)
         return _pack_step(_CUDA, places, head + launched.launches)
     native = native_plan(backend, problem, step.outputs)
-    tensors, bias = (operands, None) if backward else (operands[:2], operands[2])
-    as_they_are = all(t is None or is_prepared(backend, problem, t) for t in tensors)
-    if native is None or not as_they_are or not (bias is None or bias.is_contiguous()):
+    bias = None if backward else operands[2]
+    if native is None or not (bias is None or bias.is_contiguous()):
         return None
     return _pack_step(_NATIVE, places, native)
+
+
+def _copied(plan: Plan, backward: bool, operands: tuple[Tensor | None, ...]) -> int | None:
+    """Return which operands the CPU kernels read as dense copies, a bit each; None if Python must make the copies."""
+    problem, copied = plan.problem, 0
+    steps = [s for s in plan.steps if s.backend.name != "aten" and not isinstance(s.backend, TritonBackend)]
+    for i, (name, t) in enumerate(zip(_names(problem, backward), operands, strict=True)):
+        readers = [s.backend for s in steps if name in {SLOTS[slot] for slot in slots_of(s.outputs)}]
+        if t is None or all(is_prepared(backend, problem, t) for backend in readers):
+            continue
+        layouts = {operand_format(backend, problem) for backend in readers}
+        if layouts != {problem.memory_format} or t.is_conj() or t.is_neg():
+            return None
+        copied |= 1 << i
+    return copied
+
+
+def _names(problem: ConvProblem, backward: bool) -> tuple[str, str, str]:
+    """Return what the operands of a call are in the plain problem."""
+    if backward:
+        return ("input", "grad_output", "weight") if problem.transposed else ("grad_output", "input", "weight")
+    return ("grad_output" if problem.transposed else "input", "weight", "bias")
 
 
 def _by_slot(
     problem: ConvProblem, outputs: Outputs, backward: bool, operands: tuple[Tensor | None, ...]
 ) -> dict[str, Tensor]:
     """Return the operands that a step reads by the names of their slots in the plain problem."""
-    if backward:
-        names = ("input", "grad_output", "weight") if problem.transposed else ("grad_output", "input", "weight")
-    else:
-        names = ("grad_output" if problem.transposed else "input", "weight", "bias")
+    names = _names(problem, backward)
     read = {SLOTS[i] for i in slots_of(outputs)} | {"bias"}
     return {name: t for name, t in zip(names, operands, strict=True) if t is not None and name in read}

@@ -32,7 +32,7 @@ from .._compat import (
     jit_tracing,
     saved_tensors_hooks,
 )
-from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
+from ..backends import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .deferred import Deferred, describes, watching
 from .tracing import leaf_of_fx, refuse_scripting
 
@@ -78,6 +78,8 @@ def is_plain(input: Any) -> bool:
 
 def _is_ours(input: Any) -> bool:
     """Whether our kernels compute an input with the statistics of the batch."""
+    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
+        return False  # a small input before all else, because its layer has the least time to lose
     return (
         is_plain(input)
         and input.is_contiguous(memory_format=(layout := _format(input)))
