@@ -51,7 +51,7 @@ struct Inside {
 };
 
 constexpr int kMostRank = 5;
-constexpr int32_t kCpu = 0;  // the number of the device type
+constexpr int32_t kCpu = 0, kGpu = 1;  // the numbers of device types
 
 struct Ints {
   int64_t values[2 * kMostRank];
@@ -74,6 +74,8 @@ struct Call {
   int64_t groups = 1;
   Key key;
 
+  Call() = default;
+  Call(const Call&) = delete;
   ~Call() {
     for (Tensor t : tensors)
       if (t && owns) f.aoti_torch_delete_tensor_object(t);
@@ -132,8 +134,12 @@ bool add(Key& key, const Ints& ints) {
   return ints.fits;
 }
 
-// False where a tensor has no key: no memory of its own, or too many dimensions.
-bool add(Key& key, Tensor t, bool must_have_memory) {
+// The dtypes that autocast casts to another of them: torch.float16, float32 and bfloat16.
+bool is_cast(int32_t dtype) { return dtype == 5 || dtype == 6 || dtype == 15; }
+
+// False where a tensor has no key: no memory of its own, or too many dimensions. `cast_to` is the dtype that autocast
+// will give it, or -1: the strides stay.
+bool add(Key& key, Tensor t, int32_t cast_to) {
   int64_t rank, *sizes, *strides;
   int32_t dtype, device, index;
   if (f.aoti_torch_get_dim(t, &rank) || rank > kMostRank || f.aoti_torch_get_sizes(t, &sizes) ||
@@ -141,7 +147,8 @@ bool add(Key& key, Tensor t, bool must_have_memory) {
       f.aoti_torch_get_device_type(t, &device) || f.aoti_torch_get_device_index(t, &index))
     return false;
   void* data = nullptr;
-  if (must_have_memory && (f.aoti_torch_get_data_ptr(t, &data) || !data)) return false;
+  if (f.aoti_torch_get_data_ptr(t, &data) || !data) return false;
+  if (cast_to >= 0 && is_cast(dtype)) dtype = cast_to;
   key.add(rank), key.add(dtype), key.add(device * 256 + index);
   for (int64_t d = 0; d < rank; d++) key.add(sizes[d]), key.add(strides[d]);
   return true;
@@ -159,12 +166,12 @@ int64_t flags(bool cpu) {
          precision(1) << 8 | precision(3) << 16;  // of convolutions and of matrix products
 }
 
-bool make_key(Call& c) {
+bool make_key(Call& c, int32_t cast_to = -1) {
   Key& key = c.key;
   key.count = 0;
   key.add(is_backward(c.op));
   for (Tensor t : c.tensors)
-    if (!(t ? add(key, t, true) : key.add(-1))) return false;
+    if (!(t ? add(key, t, cast_to) : key.add(-1))) return false;
   uint32_t threads = 0;
   f.torch_get_num_threads(&threads);
   bool fits = add(key, c.stride) & add(key, c.padding) & add(key, c.dilation) & add(key, c.output_padding);
@@ -553,6 +560,26 @@ bool read(Object* written, int how, int64_t d, Call& c) {
   return true;
 }
 
+// The dtype that autocast casts to on a device; -1 where it is off.
+int32_t autocast_dtype(int8_t device) {
+  return f._ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE(device)
+             ? f._ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE(device)
+             : -1;
+}
+
+// Make the operands those that autocast gives PyTorch's convolution; it casts a weight once in its block. May throw.
+void cast_operands(Call& c, int32_t dtype, int8_t device) {
+  Tensor given[3] = {c.tensors[0], c.tensors[1], c.tensors[2]};
+  memset(c.tensors, 0, sizeof c.tensors);
+  c.owns = true;
+  for (int i = 0; i < 3; i++) {
+    if (!given[i]) continue;
+    auto* cast = new Returned(f._ZN2at8autocast11cached_castEN3c1010ScalarTypeERKNS_6TensorENS1_10DeviceTypeE(
+        static_cast<int8_t>(dtype), given[i], device));
+    c.tensors[i] = reinterpret_cast<Tensor>(cast);
+  }
+}
+
 // call(how the arguments are written, dimensions or 0, recorded, input, weight, bias, arguments): a plain eager call.
 // Returns the result; True where PyTorch's own function computes it, and its gradients, as well; the bytes of the key
 // if the table does not have it; None if it has no key, or Python must be told of it.
@@ -569,15 +596,28 @@ Object* call(Object*, Object* const* args, intptr_t count) {
   if (d == 0) d = ranks[1] - 2;
   if (d < 1 || d > 3 || ranks[0] != d + 2 || ranks[1] != d + 2) return none();
   if (!read(args[6], static_cast<int>(f.PyLong_AsLongLong(args[0])), d, c)) return none();
-  if (!make_key(c)) return none();
+  int32_t type = -1;
+  f.aoti_torch_get_device_type(c.tensors[0], &type);
+  if (type != kCpu && type != kGpu) return none();
+  const auto device = static_cast<int8_t>(type);
+  const int32_t cast_to = autocast_dtype(device);
+  if (!make_key(c, cast_to)) return none();
   const Table::Reader reader(table);
   const auto* entry = static_cast<const Entry*>(table.find(c.key, reader));
-  if (!entry) return bytes_of(c.key, table.generation());
+  if (!entry) return cast_to < 0 ? bytes_of(c.key, table.generation()) : none();
   if (entry->steps == 0 && (!recorded || entry->pytorchs_autograd)) return f.PyBool_FromLong(1);
   if (!recorded && (is_negated(args[3]) || is_negated(args[4]) || is_negated(args[5]))) return none();
   Tensor results[3] = {};
   void* state = f.PyEval_SaveThread();
-  const Failed failed = recorded ? recorded_call(c, &results[0]) : by_entry(c, *entry, results);
+  Failed failed = 1;
+  try {
+    if (cast_to >= 0) {  // what was cast may lie otherwise
+      cast_operands(c, cast_to, device);
+      entry = make_key(c) ? static_cast<const Entry*>(table.find(c.key, reader)) : nullptr;
+    }
+    if (entry) failed = recorded ? recorded_call(c, &results[0]) : by_entry(c, *entry, results);
+  } catch (const std::exception&) {  // of a cast: no memory
+  }
   f.PyEval_RestoreThread(state);
   if (failed) {
     release(results);

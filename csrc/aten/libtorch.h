@@ -18,6 +18,12 @@ typedef struct OpaqueObject Object;  // PyObject
 typedef uint64_t Value;              // StableIValue
 typedef int32_t Failed;              // 0 for success
 
+// An at::Tensor as a C++ function returns it. Its destructor is declared so that it is returned in memory; never called.
+struct Returned {
+  void* implementation;
+  ~Returned();
+};
+
 typedef void Kernel(Value* stack, uint64_t inputs, uint64_t outputs);
 
 #define LIBTORCH_SHIM(F)                                                                                               \
@@ -53,8 +59,8 @@ typedef void Kernel(Value* stack, uint64_t inputs, uint64_t outputs);
      const int64_t*, int64_t, int32_t, const int64_t*, int64_t, int64_t, const int32_t*, int64_t, Tensor*, Tensor*,    \
      Tensor*))
 
-// at::globalContext, its flags, and its Float32Precision of a Float32Backend and a Float32Op;
-// torch::profiler::impl::profilerEnabled; THPVariable_Wrap.
+// at::globalContext, its flags, and its Float32Precision of a Float32Backend and a Float32Op; at::autocast's
+// is_autocast_enabled, get_autocast_dtype and cached_cast; torch::profiler::impl::profilerEnabled; THPVariable_Wrap.
 #define LIBTORCH_QUESTIONS(F)                                                                                          \
   F(void*, _ZN2at13globalContextEv, ())                                                                                \
   F(bool, _ZNK2at7Context23deterministicAlgorithmsEv, (void*))                                                         \
@@ -63,6 +69,9 @@ typedef void Kernel(Value* stack, uint64_t inputs, uint64_t outputs);
   F(bool, _ZNK2at7Context16userEnabledCuDNNEv, (void*))                                                                \
   F(bool, _ZNK2at7Context18deterministicCuDNNEv, (void*))                                                              \
   F(int, _ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE, (void*, int, int))                      \
+  F(bool, _ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE, (int8_t))                                           \
+  F(int8_t, _ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE, (int8_t))                                          \
+  F(Returned, _ZN2at8autocast11cached_castEN3c1010ScalarTypeERKNS_6TensorENS1_10DeviceTypeE, (int8_t, Tensor, int8_t)) \
   F(bool, _ZN5torch8profiler4impl15profilerEnabledEv, ())                                                              \
   F(Object*, _Z16THPVariable_WrapRKN2at10TensorBaseE, (Tensor))
 

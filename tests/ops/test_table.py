@@ -107,6 +107,49 @@ def test_operands_that_must_be_copied_are_copied_without_python(odd, transposed,
     assert all(torch.equal(a, b) for a, b in zip(before, (*operands, g), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("groups", [1, 32])
+@pytest.mark.parametrize("odd", ["", "input", "weight", "mixed"])
+def test_autocast_casts_in_the_table_as_pytorch_does(odd, groups, dtype):
+    x, w = torch.randn(4, 32, 12, 12), torch.randn(32, 32 // groups, 3, 3)
+    x = x.transpose(2, 3) if odd == "input" else x.to(dtype) if odd == "mixed" else x
+    w = w.transpose(2, 3) if odd == "weight" else w
+    x, w, b = x.requires_grad_(), w.requires_grad_(), torch.randn(32, requires_grad=True)
+    g = torch.randn(4, 32, 12, 12).to(dtype)
+
+    def results(conv):
+        with torch.autocast("cpu", dtype):
+            y = conv(x, w, b, padding=1, groups=groups)
+            again = conv(x, w, b, padding=1, groups=groups)
+        of_weight = [y.grad_fn.next_functions[1][0] for y in (y, again)]
+        return of_weight, (y, *torch.autograd.grad(y, (x, w, b), g))
+
+    results(convgrad.conv2d)
+    with calls_of_python() as seen:
+        (cast, again), ours = results(convgrad.conv2d)
+    assert not seen
+    assert cast is again or odd == "weight"  # a weight is cast once in a block; a view each time
+    for a, b in zip(ours, results(F.conv2d)[1], strict=True):
+        assert a.dtype is b.dtype
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.5 if a.shape == w.shape or a.dim() == 1 else 0.1)
+
+
+def test_autocast_of_another_device_or_off_casts_nothing():
+    x, w = operands()
+    with (
+        torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available()),
+        torch.autocast("cpu", enabled=False),
+    ):
+        assert convgrad.conv2d(x, w, **DEPTHWISE).dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            assert convgrad.conv2d(x.double(), w.double(), **DEPTHWISE).dtype is torch.float64
+            assert convgrad.conv2d(x, w, **DEPTHWISE).dtype is torch.bfloat16
+        with torch.no_grad():
+            convgrad.conv2d(x, w, **DEPTHWISE)
+        assert convgrad.conv2d(x, w, **DEPTHWISE).requires_grad
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_table_repeats_what_python_computed(data):

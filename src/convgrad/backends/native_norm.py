@@ -15,10 +15,11 @@ from .native import DTYPES
 #: How many elements an input has at least where it gains on one thread (half as many gained nothing in whole steps on a
 #: Xeon, in float32 and bfloat16): a node of autograd computed in Python takes longer, the more so in a network, whose
 #: other layers leave nothing of it in the caches. Several threads gain less by an element: twice as many for each of
-#: them (ResNet-20 and MobileNetV2 with inputs between both limits were 0.95x to 0.99x on two). Of a channel, which
-#: costs more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors (0.4x with 9,
-#: 1.04x with 16). Where each image is normalized by itself, the parameters are repeated for each (0.8x to 1.2x with
-#: 2**16 elements on a Zen 4).
+#: them (ResNet-20 and MobileNetV2 with inputs between both limits were 0.95x to 0.99x on two). In 16 bits PyTorch's
+#: kernels take a third of the time: four times as many (ResNet-20 under autocast, with inputs between, was 0.92x). Of a
+#: channel, which costs more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors
+#: (0.4x with 9, 1.04x with 16). Where each image is normalized by itself, the parameters are repeated for each (0.8x to
+#: 1.2x with 2**16 elements on a Zen 4).
 LEAST_NORM = {"input": 3 * 2**14, "channel": 64, "pixels": 16, "input, by image": 2**18}
 
 #: What an input in channels_last has at least: a vector.
@@ -33,7 +34,7 @@ def native_norm_takes(dtype: torch.dtype) -> bool:
     return dtype in DTYPES and library.load() is not None
 
 
-def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool = False) -> bool:
+def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool, by_image: bool = False) -> bool:
     """Whether an input is large enough for a training step to gain; in channels_last for there to be a kernel, too."""
     if channels_last and shape[1] < LEAST_CHANNELS:
         return False
@@ -41,6 +42,7 @@ def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool = False
     channel = pixels if by_image else shape[0] * pixels
     threads = 1 if by_image else torch.get_num_threads()
     elements = least["input, by image" if by_image else "input"] * (1 if threads == 1 else 2 * threads)
+    elements *= 4 if itemsize == 2 and not by_image else 1
     return prod(shape) >= elements and channel >= least["channel"] and pixels >= least["pixels"]
 
 

@@ -29,6 +29,7 @@ from .resolver import (
     checked_grad_input,
     checked_grad_weight,
     find,
+    is_eager,
     is_plain,
     layout_of,
     make,

@@ -38,9 +38,12 @@ Ints = Sequence[int]
 
 
 def is_plain(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
-    """Whether a call is an eager one without a subclass, functorch transform, mode, forward-mode level, autocast or
-    trace.
-    """
+    """Return whether a call is eager, without subclass, transform, mode, forward-mode level, autocast or trace."""
+    return is_eager(a, b, c) and not any_autocast()
+
+
+def is_eager(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
+    """Return whether a call is a plain one (`is_plain`), but for autocast."""
     return not (
         is_dynamo_compiling()  # first: the compiler folds it, and traces nothing of what follows
         or not (a.__class__ is Tensor or a.__class__ is Parameter)
@@ -50,7 +53,6 @@ def is_plain(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
         or dispatch_modes()
         or function_modes()
         or forward_ad._current_level >= 0
-        or any_autocast()
         or jit_tracing() is not None
     )
 

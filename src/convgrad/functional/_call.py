@@ -9,9 +9,9 @@ The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
    (`ops.apply`).
 3. On the way back, that function asks the plan for the plan of its gradients (`Plan.backward`), and runs it.
 
-Under autocast the operands are cast, and what follows is a call like any other; where that is PyTorch's, autocast casts
-them (`_under_autocast`). One that is not a plain eager one (compiled, traced, transformed, of a subclass) goes to the
-operator ``torch.ops.convgrad.convolution``; what runs it in the end is such a plan, too.
+Under autocast the operands are cast, and what follows is a call like any other. One that is not a plain eager one
+(compiled, traced, transformed, of a subclass) goes to the operator ``torch.ops.convgrad.convolution``; what runs it in
+the end is such a plan, too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
-from ..engine import Plan, find, is_plain, make, observers, pack, plans, remember, requested
+from ..engine import Plan, find, is_eager, make, observers, pack, requested
 from ..errors import ShapeError
-from ..ops import any_subclass, apply, autocast_dtype, autocast_is_on, cast, opened, operator, run_gradient
+from ..ops import any_subclass, apply, autocast_is_on, cast, opened, operator, run_gradient
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import require_tensors
@@ -67,7 +67,7 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
         raw: the other arguments as the user wrote them; they are not looked into for a call that was seen before.
     """
     key = None
-    if is_plain(input, weight, bias) and requested() is None:
+    if is_eager(input, weight, bias) and requested() is None:
         recorded = _recording() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         )
@@ -124,26 +124,15 @@ def _pytorch_suffices(plan: Plan, first: bool, second: bool) -> bool:
     return suffices and not observers and not profiler_enabled() and (first or not saved_tensors_hooks())
 
 
-def _is_pytorchs(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether PyTorch's own call does all that a plan does."""
-    if not plan.aten or observers or profiler_enabled():
-        return False
-    first, second = input.requires_grad, weight.requires_grad
-    recorded = _recording() and (first or second or (bias is not None and bias.requires_grad))
-    return not recorded or _pytorch_suffices(plan, first, second)
-
-
 def _first_call(
     key: Any, name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]
 ) -> Tensor:
     """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
-    if key is None and not torch.compiler.is_dynamo_compiling() and autocast_is_on(input.device.type):
+    if is_eager(input, weight, bias) and autocast_is_on(device := input.device.type):
         with without_autocast():
-            found = find(name, raw, input, weight, bias)
-        if found is not None:  # a plain call, but for autocast
-            return _under_autocast((found, autocast_dtype(input.device.type)), name, input, weight, bias, raw)
+            return run(name, cast(input, device), cast(weight, device), cast(bias, device), raw)
     own_rules = key is None and not torch.compiler.is_dynamo_compiling() and overrides_functions(weight, bias)
     if own_rules and hasattr(F, name):  # they may know PyTorch's functions alone
         return getattr(F, name)(input, weight, bias, *raw)
@@ -168,33 +157,6 @@ def _first_call(
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
     return run(name, input, weight, bias, raw)
-
-
-def _under_autocast(
-    key: Any, name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]
-) -> Tensor:
-    """Compute the call of the cast operands; where that is PyTorch's, by its call, which casts a weight only once.
-
-    Args:
-        key: tells the call before the cast, and the dtype, from all others.
-    """
-    plan = plans.get(key)
-    if plan is not None and _is_pytorchs(plan, input, weight, bias):
-        stride, padding, dilation, transposed, output_padding, groups = plan.arguments
-        if transposed:
-            return _OF_TRANSPOSED[len(stride)](input, weight, bias, stride, padding, output_padding, groups, dilation)
-        return _OF_PLAIN[len(stride)](input, weight, bias, stride, padding, dilation, groups)
-    device = input.device.type
-    with without_autocast():
-        operands = cast(input, device), cast(weight, device), cast(bias, device)
-        result = run(name, *operands, raw)
-        if plan is None and (plan := find(name, raw, *operands)).__class__ is Plan:
-            remember(key, plan, plan.generation)
-    return result
-
-
-_OF_PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_OF_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def _is_plain(raw: Any) -> bool:

@@ -83,7 +83,7 @@ def _is_ours(input: Any) -> bool:
     return (
         is_plain(input)
         and input.is_contiguous(memory_format=(layout := _format(input)))
-        and norm_gains(input.shape, layout is not torch.contiguous_format)
+        and norm_gains(input.shape, input.itemsize, layout is not torch.contiguous_format)
         and input.numel() > input.shape[1]  # otherwise torch's error
     )
 

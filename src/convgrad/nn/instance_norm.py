@@ -22,7 +22,12 @@ __all__ = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
 
 def _is_ours(input: Any, weight: Any, bias: Any, eps: float) -> bool:
-    return eps > 0 and is_plain(input) and norm_gains(input.shape, False, by_image=True) and fit(input, (weight, bias))
+    return (
+        eps > 0
+        and is_plain(input)
+        and norm_gains(input.shape, input.itemsize, False, by_image=True)
+        and fit(input, (weight, bias))
+    )
 
 
 def _compute(module: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
