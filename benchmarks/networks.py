@@ -99,6 +99,53 @@ def nnunet_3d() -> tuple[nn.Module, Tensor]:
     return _nnunet(3, [32, 64, 128, 256], 2, 1, 48, 48, 48)
 
 
+# ---- diffusion -----------------------------------------------------------------------------------
+
+
+class _TimedBlock(nn.Module):
+    """Two convolutions behind GroupNorm and SiLU, with the time of the diffusion added between."""
+
+    def __init__(self, channels: int, width: int, time: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(32, channels), nn.GroupNorm(32, width)])
+        self.first, self.second = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.time, self.skip = nn.Linear(time, width), nn.Conv2d(channels, width, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        y = self.first(torch.nn.functional.silu(self.norms[0](x))) + self.time(time)[:, :, None, None]
+        return self.skip(x) + self.second(torch.nn.functional.silu(self.norms[1](y)))
+
+
+class _Diffusion(nn.Module):
+    """The U-Net of DDPM without attention (arXiv:2006.11239)."""
+
+    def __init__(self, widths: list[int], time: int = 256) -> None:
+        super().__init__()
+        below = list(pairwise(widths))
+        self.time = nn.Parameter(torch.randn(1, time))
+        self.first, self.last = nn.Conv2d(3, widths[0], 3, padding=1), nn.Conv2d(widths[0], 3, 3, padding=1)
+        self.down = nn.ModuleList(_TimedBlock(w, w, time) for w in widths)
+        self.narrow = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in below)
+        self.middle = _TimedBlock(widths[-1], widths[-1], time)
+        self.up = nn.ModuleList(_TimedBlock(2 * w, w, time) for w in widths)
+        self.widen = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in below)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = self.first(x), []
+        for i, down in enumerate(self.down):
+            kept.append(down(self.narrow[i - 1](kept[-1]) if i else x, self.time))
+        x = self.middle(kept[-1], self.time)
+        for i in range(len(self.up) - 1, -1, -1):
+            x = self.up[i](torch.cat([x, kept[i]], 1), self.time)
+            if i:
+                x = self.widen[i - 1](torch.nn.functional.interpolate(x, scale_factor=2.0))
+        return self.last(x)
+
+
+def diffusion() -> tuple[nn.Module, Tensor]:
+    return _Diffusion([64, 128, 256]), torch.randn(8, 3, 32, 32)
+
+
 # ---- image translation ---------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ NETWORKS = ("discriminator", "resnet20", "tcn", "lenet", "mobilenet_v2_small", "
 TURN = 0.05  # seconds
 
 
-def steps_of(name: str, layout: torch.memory_format, kind: str) -> Callable[[int], None]:
+def steps_of(name: str, layout: torch.memory_format, kind: str, autocast: bool) -> Callable[[int], None]:
     """Return a function that trains a network for some steps; it begins with the same weights for each kind."""
     torch.manual_seed(0)
     model, x = getattr(networks, name)()
@@ -40,7 +40,9 @@ def steps_of(name: str, layout: torch.memory_format, kind: str) -> Callable[[int
         with convgrad.takeover() if kind == "takeover" else nullcontext():
             for _ in range(steps):
                 optimizer.zero_grad()
-                model(x).square().mean().backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    loss = model(x).float().square().mean()
+                loss.backward()
                 optimizer.step()
 
     return train
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=NETWORKS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0, help="per network and layout")
+    parser.add_argument("--autocast", action="store_true", help="in bfloat16")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
@@ -59,7 +62,9 @@ def main() -> None:
         for layout in (torch.contiguous_format, torch.channels_last):
             if name == "tcn" and layout == torch.channels_last:
                 continue  # sequences
-            programs = {kind: steps_of(name, layout, kind) for kind in ("takeover", "accelerate_", "stock")}
+            programs = {
+                kind: steps_of(name, layout, kind, args.autocast) for kind in ("takeover", "accelerate_", "stock")
+            }
             programs["stock"](5)
             begin = perf_counter()
             programs["stock"](5)

@@ -291,3 +291,12 @@ def test_what_a_forward_keeps_and_updates(which: str, options: dict[str, Any]) -
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
     assert all(type(loss) is Tensor for loss in InTraining.losses)
     assert all(type(scale) is float for scale in OfClass.scales.values())
+
+
+def test_a_layer_named_like_a_method_of_modules_is_found():
+    model = torch.nn.Module()
+    model.double = torch.nn.Conv2d(8, 8, 3, groups=8)
+    report = convgrad.accelerate_(model)
+    assert isinstance(model._modules["double"], convgrad.nn.Conv2d)
+    report.restore()
+    assert type(model._modules["double"]) is torch.nn.Conv2d

@@ -136,9 +136,10 @@ def _layers(model: nn.Module, only_gains: bool) -> Iterator[Decision]:
 
 def _apply(model: nn.Module, report: Report) -> None:
     """Give each module that was decided on its new class, and note where Python or the module refuses it."""
+    modules = dict(model.named_modules())
     for i, decision in enumerate(report.decisions):
         if decision.becomes is not None:
-            module = model.get_submodule(decision.name)
+            module = modules[decision.name]
             before = type(module)
             try:
                 module.__class__ = after = decision.becomes(before)
