@@ -42,7 +42,9 @@ def test_what_aten_computes_anyway_is_pytorchs_own(groups: int, kernel: int) -> 
 def test_what_would_lose_something_is_not() -> None:
     x, w = operands()
     assert is_pytorchs(convgrad.conv2d(x, w))
-    assert not is_pytorchs(convgrad.conv2d(x, w.detach()))  # PyTorch keeps the input
+    assert is_pytorchs(convgrad.conv2d(x, w.detach()))  # PyTorch keeps the input, which is small
+    large = torch.randn(2, 8, 256, 256, requires_grad=True)
+    assert not is_pytorchs(convgrad.conv2d(large, w.detach()))
     assert not is_pytorchs(convgrad.conv2d(x, w, padding=(0, 1, 0, 1)))  # it cannot state this
     with convgrad.use_backend("aten"):
         assert not is_pytorchs(convgrad.conv2d(x, w))  # its backward would not know the request
@@ -98,11 +100,13 @@ def test_a_frozen_bias_changes_nothing() -> None:
     x, w = operands()
     assert is_pytorchs(convgrad.conv2d(x, w, torch.randn(8)))
     bias = torch.randn(8, requires_grad=True)
-    y = convgrad.conv2d(x.detach(), w.detach(), bias)
-    assert not is_pytorchs(y)
-    y.sum().backward()
-    assert bias.grad is not None
-    assert bias.grad.tolist() == [y[:, 0].numel()] * 8
+    for input, pytorchs in ((x.detach(), True), (torch.randn(2, 8, 256, 256), False)):
+        bias.grad = None
+        y = convgrad.conv2d(input, w.detach(), bias)
+        assert is_pytorchs(y) is pytorchs
+        y.sum().backward()
+        assert bias.grad is not None
+        assert bias.grad.tolist() == [y[:, 0].numel()] * 8
 
 
 def test_a_bad_bias_is_refused_as_it_is_the_first_time() -> None:

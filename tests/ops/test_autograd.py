@@ -275,7 +275,8 @@ def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
 def test_nothing_is_kept_that_is_not_needed() -> None:
     for channels, groups in ((3, 1), (4, 4)):
         x, w = torch.randn(2, channels, 8, 8), torch.randn(4, channels // groups, 3, 3)
-        assert kept_elements(x.clone().requires_grad_(), w) == [w.shape]  # frozen weight: no input
+        large = torch.randn(2, channels, 512, 512, requires_grad=True)
+        assert kept_elements(large, w) == [w.shape]  # frozen weight: no input
     # PyTorch's autograd keeps a weight that is trained, although without a gradient for the input nothing reads it.
     assert kept_elements(x, w.clone().requires_grad_()) in ([x.shape], [x.shape, w.shape])
 
@@ -284,7 +285,7 @@ def test_a_frozen_weight_frees_the_input() -> None:
     import weakref
 
     w = torch.randn(5, 3, 3, 3)
-    x = torch.randn(2, 3, 8, 8, requires_grad=True) * 1
+    x = torch.randn(2, 3, 512, 512, requires_grad=True) * 1
     y = convgrad.conv2d(x, w)
     seen = weakref.ref(x)
     del x

@@ -54,6 +54,9 @@ ORDERS = {"conv": 0, "conv_transpose": 1, "convolution": 2}
 
 #: By the name of the function; each file of functions adds its own.
 signatures: dict[str, Signature] = {}
+#: Elements of an input that is not kept for a frozen weight: our own autograd costs a call some 60 us (a frozen
+#: MobileNetV2 for one image of 64x64 was 0.98x as fast as stock with it, and 1.13x with PyTorch's).
+_LARGE = 2**20
 _convolution, _recording = torch.convolution, torch.is_grad_enabled
 #: A call recorded by PyTorch's own autograd, whose backward is this library's (`ops.pytorch_operators`).
 _recorded: Any = torch.ops.aten.convolution_overrideable.default._op
@@ -71,9 +74,8 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
         recorded = _recording() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         )
-        # Where the weight is frozen, PyTorch's autograd would keep an input that no gradient needs.
         signature = signatures[name]
-        if signature.order is not None and (weight.requires_grad or not recorded) and (table := opened()):
+        if signature.order is not None and (not recorded or _may_keep(input, weight)) and (table := opened()):
             key = table.call(signature.order, signature.ndim or 0, recorded, input, weight, bias, raw)
             if key.__class__ is Tensor:
                 return key
@@ -90,11 +92,16 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
     return result
 
 
+def _may_keep(input: Tensor, weight: Tensor) -> bool:
+    """Return whether PyTorch's autograd may keep the input: no gradient needs it where the weight is frozen."""
+    return weight.requires_grad or input.numel() < _LARGE
+
+
 def _without_table(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a call by its plan: recorded by PyTorch's autograd if that loses nothing, else by ours."""
     if _recording():
-        first, second = input.requires_grad, weight.requires_grad
-        if first or second or (bias is not None and bias.requires_grad):
+        first, second = input.requires_grad, _may_keep(input, weight)
+        if first or weight.requires_grad or (bias is not None and bias.requires_grad):
             if plan.aten and _pytorch_suffices(plan, first, second):
                 return _convolution(input, weight, bias, *plan.arguments)
             if second and _pytorchs_autograd_records(plan):
