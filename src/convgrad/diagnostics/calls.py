@@ -226,6 +226,12 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
     return Table(calls, {title: columns[title] for title in titles})
 
 
+def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list[Any]:
+    """Return a row of `_SUMMED` for several calls."""
+    total, whole = (sum(call.total for call in some) for some in (calls, all_calls))
+    return [sum(call.calls for call in calls), name, None, None, total, None, total / (whole or 1.0), None, None]
+
+
 # ---- the observer -------------------------------------------------------------------------------------
 
 _adding = lock_over_forks()
@@ -243,6 +249,7 @@ class Trace(Drawn):
         self._sums: dict[tuple[object, ...], tuple[Call, list[float], deque[float]]] = {}
         self._onednn, self._each, self._block = onednn, each, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
+        self._others: list[Call] = []
 
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
@@ -283,15 +290,19 @@ class Trace(Drawn):
             replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=())
             for first, (count, seconds), latest in list(self._sums.values())
         ]
-        return sorted(result, key=lambda call: -call.total)
+        return together([*result, *self._others])
 
     @property
     def seconds(self) -> float:
         """Time in all convolutions."""
         return sum(call.total for call in self.rows) * 1e-3
 
-    def table(self, *, width: int | None = None) -> str:
-        """Return a line of text for every call, or for equal ones together; no wider than ``width``."""
+    def table(self, *, width: int | None = None, first: int | None = None) -> str:
+        """Return a line of text for every call, or for equal ones together; no wider than ``width``.
+
+        Args:
+            first: how many of the equal ones have a line of their own, the most expensive first; None for all.
+        """
         if self._each:
             if not self.records:
                 return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
@@ -301,7 +312,11 @@ class Trace(Drawn):
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"
-        text = f"{table_of(calls, _SUMMED).text(width)}\nshare: of the time in convolutions"
+        table = table_of(calls, _SUMMED)
+        if first is not None and len(calls) > first:
+            rest = [_sum_of(calls[first:], f"{len(calls) - first} more", calls), _sum_of(calls, "sum", calls)]
+            table.values[first:] = rest
+        text = f"{table.text(width)}\nshare: of the time in convolutions"
         if not any((call.of_limit or 0) > BEYOND for call in calls):
             return text
         return f"{text}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"
@@ -363,6 +378,10 @@ class Usage(Trace):
     def __enter__(self) -> Usage:
         super().__enter__()
         return self
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """Add calls that were observed elsewhere, as in another process."""
+        self._others += calls
 
 
 def together(calls: Sequence[Call]) -> list[Call]:

@@ -14,9 +14,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..models import as_main, observe_aten, run_main, takeover
+from ..models import as_main, run_main
 from ..tables import counted, wrapped
 from .calls import Usage, limited, reasoned, rounded
+from .children import Watch, watching
 from .costs import costs_of_rows
 from .files import read_table
 from .page import shown
@@ -29,27 +30,34 @@ def run_script(
     args: Sequence[str] = (),
     *,
     stock: bool = False,
+    accelerate: bool = False,
     csv: str | os.PathLike[str] | None = None,
     module: bool = False,
     measure: bool = True,
     out: TextIO | None = None,
     width: int | None = None,
+    first: int | None = None,
     then: Callable[[dict[str, Any]], None] | None = None,
+    usage: Usage | None = None,
 ) -> int:
     """Run a script as ``python script args...`` would, and report its convolutions.
 
     The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
-    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends.
+    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends. The processes that
+    it starts are watched, too.
 
     Args:
         script: path of the script, or the name of a module.
         stock: take nothing over, and report what the script itself chose: PyTorch, or what it uses of convgrad.
+        accelerate: do to each model that the script trains what `accelerate_` would, and take nothing else over.
         csv: also write the report there.
         module: ``script`` is a module's name, as for ``python -m``.
         measure: measure the machine's limit if it is not known yet or too low (about two seconds, at the end).
         out: where the report goes; by default standard error, because standard output belongs to the script.
         width: the longest line of the report.
+        first: how many rows the report has, the most expensive ones; None for all.
         then: called after the report with the same as plain data.
+        usage: gets the calls.
 
     Returns:
         The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
@@ -57,48 +65,74 @@ def run_script(
 
     Raises:
         FileNotFoundError: there is no such script.
+        ValueError: ``stock`` and ``accelerate`` exclude each other.
     """
+    if stock and accelerate:
+        raise ValueError("stock and accelerate exclude each other")
     if not module and not Path(script).exists():
         raise FileNotFoundError(f"no script at {script!r}")
     target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
-    usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
+    start, others = time.perf_counter(), set(threading.enumerate())
+    how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
-        where = (target, out or sys.stderr, width, then)
-        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
-        opened.enter_context(observe_aten() if stock else takeover())
-        opened.enter_context(usage)
+        watch = opened.enter_context(watching(how, Usage() if usage is None else usage))
+        report = (measure, target, out or sys.stderr, width, first, then)
+        opened.callback(lambda: watch.first and _report(watch, time.perf_counter() - start, *report))
         opened.enter_context(as_main(script, args, module))
         status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
             atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
+    if not watch.first:  # a process that the script forked ends where the script does
+        raise SystemExit(status)
     return status
 
 
+_WHO = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}
+
+
 def _report(
-    usage: Usage,
+    watch: Watch,
     wall: float,
-    stock: bool,
     measure: bool,
     csv: Path | None,
     out: TextIO,
     width: int | None,
+    first: int | None,
     then: Callable[[dict[str, Any]], None] | None,
 ) -> None:
-    who = "the script's own choice" if stock else "convgrad's choice"
-    rows = usage.rows
-    calls = counted(sum(row.calls for row in rows), "call")
-    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
+    children, cut = watch.gather()
+    usage, rows = watch.usage, watch.usage.rows
+    rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, each of which reports
+    head = f"\n{rank}{_WHO[watch.how]}: {counted(sum(row.calls for row in rows), 'call')}, {usage.seconds:.3f} s"
+    if children:
+        head += f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+    else:
+        head += f" of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
+    lines = [head, *watch.accelerated]
+    if watch.how == "accelerate" and not watch.accelerated:
+        lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
+    if cut:
+        lines.append(
+            f"{_processes(cut)} ended by a signal, or by os._exit: the calls of the last second may be missing"
+        )
     with suppress(KeyboardInterrupt):  # the rest is known
         limited(rows, measure)
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        print(head if width is None else wrapped(head, width), usage.table(width=width), sep="\n", file=out, flush=True)
+        text = "\n".join(lines)
+        table = usage.table(width=width, first=first)
+        print(text if width is None else wrapped(text, width), table, sep="\n", file=out, flush=True)
     try:
         if csv is not None:
             csv.write_text(usage.to_csv(), encoding="utf-8")
         if then is not None:
-            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict()})
+            known = {"children": children, "children_cut": cut, "accelerated": watch.accelerated}
+            then({"wall_seconds": wall, "taken_over": watch.how == "takeover", **known, **usage.to_dict()})
     except OSError as error:
         print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)
+
+
+def _processes(number: int) -> str:
+    return f"{number} child process{'es' * (number != 1)}"
 
 
 # ---- profiles ----------------------------------------------------------------------------------------
@@ -119,8 +153,7 @@ def profile_script(
         ValueError: it computed no convolution.
     """
     usage, start = Usage(), time.perf_counter()
-    with usage:
-        status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
+    status = run_script(script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage)
     wall = time.perf_counter() - start
     seen = usage.rows
     if not seen:
