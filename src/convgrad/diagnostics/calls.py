@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -235,6 +236,7 @@ def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list
 # ---- the observer -------------------------------------------------------------------------------------
 
 _adding = lock_over_forks()
+_OF_A_STEP = 4096  # calls; of a longer step there is no timeline
 
 
 class Trace(Drawn):
@@ -250,6 +252,9 @@ class Trace(Drawn):
         self._onednn, self._each, self._block = onednn, each, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
         self._others: list[Call] = []
+        #: Key, start and seconds of the calls since the last step ended, and of those of that step.
+        self._now: deque[tuple[tuple[object, ...], float, float]] = deque(maxlen=_OF_A_STEP)
+        self._step: list[tuple[tuple[object, ...], float, float]] = []
 
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
@@ -265,6 +270,7 @@ class Trace(Drawn):
             sums[0] += 1
             sums[1] += event.seconds
             latest.append(event.seconds)
+            self._now.append((key, time.perf_counter() - event.seconds, event.seconds))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -378,6 +384,22 @@ class Usage(Trace):
     def __enter__(self) -> Usage:
         super().__enter__()
         return self
+
+    def end_step(self) -> None:
+        """Keep the calls since this was called before, as those of a step."""
+        self._step = list(self._now) if len(self._now) < _OF_A_STEP else []
+        self._now.clear()
+
+    def timeline(self, rows: Sequence[Call]) -> tuple[tuple[int, float, float], ...]:
+        """Return the row, the start and the milliseconds of each call of the last step."""
+        number = {(row.problem, row.outputs, row.backend, row.device): i for i, row in reversed([*enumerate(rows)])}
+        result = []
+        for key, start, seconds in self._step:
+            call = self._sums[key][0].normal()
+            i = number.get((call.problem, call.outputs, call.backend, call.device))
+            if i is not None:
+                result.append((i, rounded((start - self._step[0][1]) * 1e3), rounded(seconds * 1e3)))
+        return tuple(result)
 
     def add(self, calls: Sequence[Call]) -> None:
         """Add calls that were observed elsewhere, as in another process."""

@@ -20,6 +20,8 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
@@ -47,6 +49,7 @@ class Watch:
             if self.how == "accelerate":
                 self.accelerated = opened.enter_context(accelerating())
             opened.enter_context(observing(self._note))
+            opened.callback(register_optimizer_step_post_hook(lambda *_: self.usage.end_step()).remove)
             _open.append(self)
             opened.callback(_open.remove, self)
             opened.callback(self.write)

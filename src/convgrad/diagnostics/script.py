@@ -179,7 +179,7 @@ def profile_script(
     ms = rounded(wall * 1e3)
     profile = Profile.of(
         rows, costs, notes, limits, rows[0].device, kind="run", what=script, finding=finding, looked=looked,
-        milliseconds=ms, variants=(Variant(who, ms),),
+        milliseconds=ms, variants=(Variant(who, ms),), timeline=usage.timeline(rows),
     )  # fmt: skip
     return profile, status
 
