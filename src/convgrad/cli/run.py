@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .app import command, fail, say_json, width
-from .options import CsvFile, JsonFile
+from .options import CsvFile, JsonFile, writable
 
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -21,6 +21,12 @@ def run_command(
         bool, typer.Option("--accelerate", help="Do what accelerate_ does to each model that the script trains.")
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to print, then their sum; 0: all.")] = 20,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", help="Write the third training step there, for Perfetto or chrome://tracing.", callback=writable
+        ),
+    ] = None,
     csv: CsvFile = None,
     as_json: JsonFile = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
@@ -39,6 +45,8 @@ def run_command(
 
         convgrad run --accelerate train.py
 
+        convgrad run --trace step.json train.py
+
         convgrad run --stock --csv kernels.csv train.py
 
         convgrad run -m torch.distributed.run --nproc-per-node 2 train.py
@@ -53,7 +61,7 @@ def run_command(
     try:
         status = run_script(
             script, args or (), stock=stock, accelerate=accelerate, csv=csv, module=module, measure=measure,
-            width=width(), first=rows or None, then=then,
+            width=width(), first=rows or None, trace=trace, then=then,
         )  # fmt: skip
     except FileNotFoundError as error:
         hint = f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"

@@ -11,6 +11,7 @@ from .calls import Call, Trace, Usage, kernel_of_event, limited, trace
 from .capture import Running, module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
+from .layers import current_layer, layer_ranges
 from .measure import measured
 from .pictures import Point, by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
     "Layer", "Limits", "Machine", "ModelExplanation", "Moment", "Point", "Profile", "Running", "Trace", "Transfer",
-    "Usage", "Variant", "by_pytorch", "changes", "compared", "draw_roofline", "explain", "explain_problem", "kernel_of",
-    "kernel_of_event", "least_work", "limited", "limits_of", "measure_limits", "measured", "module_names", "named",
-    "profile_model", "profile_script", "profile_table", "run_script", "select_conv_backend", "svg", "trace",
+    "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
+    "explain_problem", "kernel_of", "kernel_of_event", "layer_ranges", "least_work", "limited", "limits_of",
+    "measure_limits", "measured", "module_names", "named", "profile_model", "profile_script", "profile_table",
+    "run_script", "select_conv_backend", "svg", "trace",
 ]  # fmt: skip
 
 #: What makes profiles is loaded when it is first named: it needs `check` and `models`.

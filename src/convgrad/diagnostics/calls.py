@@ -144,6 +144,12 @@ class Call:
         return replace(self, least=least, bound=limits.bound(self.convolution, self.passes), of_limit=part)
 
 
+@lru_cache(maxsize=4096)
+def _computed(problem: ConvProblem) -> ConvProblem:
+    """Return a problem without what a forward and its backward may have different: a bias, a name."""
+    return problem.replace(name="", has_bias=False)
+
+
 def rounded(value: float) -> float:
     """Return a number to four digits."""
     return float(f"{value:.4g}")
@@ -196,7 +202,7 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 # ---- tables ------------------------------------------------------------------------------------------
 
 _EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
-_SUMMED = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
+_SUMMED = ("layer", "calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 PROFILED = ("layer", "output", "backend", "calls", "ms", "share", "PyTorch ms", "of limit", "problem")
 
 
@@ -206,7 +212,7 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
     columns: dict[str, tuple[Callable[[Call], Any], str]] = {
         "call": (lambda c: c.call, "d"),
         "calls": (lambda c: c.calls, "d"),
-        "layer": (lambda c: c.layers[0] if c.layers else "", ""),
+        "layer": (lambda c: f"{c.layers[0]}{f' +{len(c.layers) - 1}' * (len(c.layers) > 1)}" if c.layers else "", ""),
         "output": (lambda c: c.shown, ""),
         "outputs": (lambda c: c.shown, ""),
         "backend": ((lambda c: c.backend) if "kernel" in titles else (lambda c: c.name), ""),
@@ -230,7 +236,7 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
 def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list[Any]:
     """Return a row of `_SUMMED` for several calls."""
     total, whole = (sum(call.total for call in some) for some in (calls, all_calls))
-    return [sum(call.calls for call in calls), name, None, None, total, None, total / (whole or 1.0), None, None]
+    return [None, sum(call.calls for call in calls), name, None, None, total, None, total / (whole or 1.0), None, None]
 
 
 # ---- the observer -------------------------------------------------------------------------------------
@@ -252,6 +258,7 @@ class Trace(Drawn):
         self._onednn, self._each, self._block = onednn, each, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
         self._others: list[Call] = []
+        self._layers: dict[ConvProblem, dict[str, None]] = {}
         #: Key, start and seconds of the calls since the last step ended, and of those of that step.
         self._now: deque[tuple[tuple[object, ...], float, float]] = deque(maxlen=_OF_A_STEP)
         self._step: list[tuple[tuple[object, ...], float, float]] = []
@@ -293,7 +300,14 @@ class Trace(Drawn):
         if self._each:
             return together(self.records)
         result = [
-            replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=())
+            replace(
+                first,
+                calls=int(count),
+                total=seconds * 1e3,
+                milliseconds=median(latest) * 1e3,
+                copies=(),
+                layers=tuple(self._layers.get(_computed(first.convolution), ())),
+            )
             for first, (count, seconds), latest in list(self._sums.values())
         ]
         return together([*result, *self._others])
@@ -353,8 +367,9 @@ class Trace(Drawn):
             )
             return [{"call": c.call, "copies": [*c.copies], **{n: getattr(c, n) for n in names}} for c in self.records]
         rows = [
-            {"problem": c.problem, "outputs": [*c.passes], "backend": c.name, "device": c.device, "layout": c.layout,
-             "calls": c.calls, "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
+            {"layers": [*c.layers], "problem": c.problem, "outputs": [*c.passes], "backend": c.name,
+             "device": c.device, "layout": c.layout, "calls": c.calls,
+             "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
             for c in limited(self.rows, measure=False)[0]
         ]  # fmt: skip
         return {"total_seconds": self.seconds, "rows": rows}
@@ -384,6 +399,11 @@ class Usage(Trace):
     def __enter__(self) -> Usage:
         super().__enter__()
         return self
+
+    def name(self, problem: ConvProblem, layer: str) -> None:
+        """Remember the name of a layer that computes a problem."""
+        names = self._layers.setdefault(_computed(problem), {})
+        names[layer] = None
 
     def end_step(self) -> None:
         """Keep the calls since this was called before, as those of a step."""

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
+from .layers import current_layer, layer_ranges
 
 #: The variable of the environment that says how a child is watched, and where it writes.
 _VARIABLE = "CONVGRAD_WATCH"
@@ -39,7 +40,7 @@ class Watch:
 
     def __init__(self, how: str, folder: str, usage: Usage) -> None:
         self.how, self.folder, self.usage = how, folder, usage
-        self.first, self.accelerated, self._due = True, list[str](), 0.0
+        self.first, self.accelerated, self.notes, self._due = True, list[str](), list[str](), 0.0
 
     @contextmanager
     def open(self) -> Iterator[Watch]:
@@ -48,6 +49,7 @@ class Watch:
             opened.enter_context(_BLOCKS[self.how]())
             if self.how == "accelerate":
                 self.accelerated = opened.enter_context(accelerating())
+            opened.enter_context(layer_ranges())
             opened.enter_context(observing(self._note))
             opened.callback(register_optimizer_step_post_hook(lambda *_: self.usage.end_step()).remove)
             _open.append(self)
@@ -58,6 +60,8 @@ class Watch:
 
     def _note(self, event: Event) -> None:
         self.usage(event)
+        if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
+            self.usage.name(event.problem, layer)
         if not self.first and time.monotonic() > self._due:
             self.write(ended=False)
             self._due = time.monotonic() + 1.0
