@@ -155,3 +155,15 @@ def test_the_first_rows_and_then_the_sum():
     assert lines[1][-1].startswith("g1mb3")
     assert lines[2] == ["2", "2", "more", "3.00", "50.0%"]
     assert lines[3] == ["3", "sum", "6.00", "100.0%"]
+
+
+def test_the_page_of_a_script_adds_up_its_processes(tmp_path):
+    (tmp_path / "script.py").write_text(LOADER)
+    code = (
+        "from convgrad.report import profile_script\nif __name__ == '__main__':\n"
+        "    profile, status = profile_script('script.py', seconds=0.1)\n    print(status, profile.finding)"
+    )
+    (tmp_path / "start.py").write_text(code)
+    done = subprocess.run([sys.executable, "start.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("0 ")
+    assert "in 4 calls of convolutions, by convgrad's choice of kernels, 2 child processes added up." in done.stdout

@@ -242,6 +242,7 @@ def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list
 # ---- the observer -------------------------------------------------------------------------------------
 
 _adding = lock_over_forks()
+_NAMED = 8  # points of a roofline that are named
 _OF_A_STEP = 4096  # calls; of a longer step there is no timeline
 
 
@@ -384,7 +385,9 @@ class Trace(Drawn):
         """A point for all calls of the same kind."""
         rows = self.rows
         most = max((call.total for call in rows), default=1.0) or 1.0
-        return [Point("", *c.work, c.milliseconds * 1e-3, not by_pytorch(c.backend), c.total / most) for c in rows]
+        named = [c.shown if len(rows) <= _NAMED else "" for c in rows]
+        return [Point(name, *c.work, c.milliseconds * 1e-3, not by_pytorch(c.backend), c.total / most)
+                for name, c in zip(named, rows, strict=True)]  # fmt: skip
 
     def _roofs(self) -> list[Limits]:
         return limited(self.rows, measure=False)[1]

@@ -180,8 +180,8 @@ def profile_script(
         FileNotFoundError: there is no such script.
         ValueError: it computed no convolution.
     """
-    usage, start = Usage(), time.perf_counter()
-    status = run_script(script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage)
+    usage, start, ran = Usage(), time.perf_counter(), dict[str, Any]()
+    status = run_script(script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update)
     wall = time.perf_counter() - start
     seen = usage.rows
     if not seen:
@@ -195,10 +195,10 @@ def profile_script(
     tune = shlex.join(["convgrad", "tune", script, *args])
     costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
     who = "the script" if stock else "convgrad"
-    finding = (
-        f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in "
-        f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels."
-    )
+    calls = f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels"
+    finding = f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in {calls}."
+    if children := ran.get("children"):  # which run at the same time
+        finding = f"{shown(wall)} in all; {shown(usage.seconds)} in {calls}, {_processes(children)} added up."
     notes = [
         "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
         "A row's time for one call is the median of its last hundred calls.",
