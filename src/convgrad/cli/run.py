@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .app import command, fail, say_json, width
+from .app import command, fail, loaded_kernels, say_json, width
 from .options import CsvFile, JsonFile, writable
 
 
@@ -61,7 +61,7 @@ def run_command(
     try:
         status = run_script(
             script, args or (), stock=stock, accelerate=accelerate, csv=csv, module=module, measure=measure,
-            width=width(), first=rows or None, trace=trace, then=then,
+            width=width(), first=rows or None, trace=trace, kernels=loaded_kernels, then=then,
         )  # fmt: skip
     except FileNotFoundError as error:
         hint = f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing import util
@@ -22,12 +22,13 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..check import load_kernels
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
 from .layers import current_layer, layer_ranges
 
-#: The variable of the environment that says how a child is watched, and where it writes.
+#: The variable of the environment that says how a child is watched, where it writes, and whose kernels it loads.
 _VARIABLE = "CONVGRAD_WATCH"
 _CHILD = str(Path(__file__).parent / "child")
 
@@ -116,11 +117,15 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def watching(how: str, usage: Usage) -> Iterator[Watch]:
-    """Watch this process and its children while the block lasts; ``usage`` gets the calls."""
+def watching(how: str, usage: Usage, kernels: Sequence[str] = ()) -> Iterator[Watch]:
+    """Watch this process and its children while the block lasts; ``usage`` gets the calls.
+
+    Args:
+        kernels: scripts or modules that register kernels, for a child to load; this process has loaded them.
+    """
     folder = tempfile.mkdtemp(prefix="convgrad")
     before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
-    os.environ[_VARIABLE] = f"{how}:{folder}"
+    os.environ[_VARIABLE] = json.dumps([how, folder, *kernels])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before["PYTHONPATH"])))
     first = os.getpid()
     try:
@@ -138,9 +143,11 @@ def watching(how: str, usage: Usage) -> Iterator[Watch]:
 
 def watch_this_process() -> None:
     """Watch this process, a child in which a new interpreter runs, until it ends."""
-    how, _, folder = os.environ.get(_VARIABLE, "").partition(":")
-    if not folder:
+    if _VARIABLE not in os.environ:
         return
+    how, folder, *kernels = json.loads(os.environ[_VARIABLE])
+    for source in kernels:
+        load_kernels(source, verify=False)  # as the first process did
     watch = _rest.enter_context(Watch(how, folder, Usage()).open())
     watch.forked()
     watch._write_at_exit()

@@ -43,6 +43,7 @@ def run_script(
     then: Callable[[dict[str, Any]], None] | None = None,
     usage: Usage | None = None,
     trace: str | os.PathLike[str] | None = None,
+    kernels: Sequence[str] = (),
 ) -> int:
     """Run a script as ``python script args...`` would, and report its convolutions.
 
@@ -63,6 +64,7 @@ def run_script(
         then: called after the report with the same as plain data.
         usage: gets the calls.
         trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer.
+        kernels: scripts or modules that register kernels, which new interpreters load, too.
 
     Returns:
         The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
@@ -81,7 +83,7 @@ def run_script(
     start, others = time.perf_counter(), set(threading.enumerate())
     how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
-        watch = opened.enter_context(watching(how, Usage() if usage is None else usage))
+        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels))
         report = (measure, target, out or sys.stderr, width, first, then)
         opened.callback(lambda: watch.first and _report(watch, time.perf_counter() - start, *report))
         if trace_to is not None:
