@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 
 import pytest
 import torch
@@ -82,6 +83,28 @@ def test_a_forward_that_raises_leaves_no_name_behind():
                 nn.Sequential(nn.Identity(), Broken())(X)
             assert current_layer() == ""
         nn.Sequential(nn.Conv2d(3, 3, 1))(X)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_model_that_is_compiled_whole_has_one_graph_and_one_range():
+    graphs = []
+    compiled = torch.compile(Net(), backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)
+    with layer_ranges():
+        compiled(X)
+        compiled(X)
+        assert current_layer() == ""
+    assert len(graphs) == 1
+
+
+def test_a_script_hears_nothing_of_the_hooks(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import torch, warnings\nmodel = torch.compile(torch.nn.Conv1d(1, 1, 1), backend='eager')\n"
+        "with warnings.catch_warnings(record=True) as seen:\n    model(torch.ones(1, 1, 3))\n"
+        "assert not [w for w in seen if 'hooks' in str(w.message)]"
+    )
+    before = [*warnings.filters]
+    assert run_script(str(tmp_path / "script.py"), out=io.StringIO(), measure=False) == 0
+    assert warnings.filters == before
 
 
 SCRIPT = """

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -51,6 +52,7 @@ class Watch:
             if self.how == "accelerate":
                 self.accelerated = opened.enter_context(accelerating())
             opened.enter_context(layer_ranges())
+            opened.enter_context(_no_word_of_hooks())
             opened.enter_context(observing(self._note))
             opened.callback(register_optimizer_step_post_hook(lambda *_: self.usage.end_step()).remove)
             _open.append(self)
@@ -95,6 +97,18 @@ class Watch:
             self.usage.add([Call(**_tuples(row)) for row in one["rows"]])
             self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
         return len(files), sum(not one["ended"] for one in files)
+
+
+@contextmanager
+def _no_word_of_hooks() -> Iterator[None]:
+    """Silence PyTorch's warning that a compiled model runs under hooks of every module: they are not the script's."""
+    before = [*warnings.filters]
+    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+    added = [one for one in warnings.filters if one not in before]
+    try:
+        yield
+    finally:
+        warnings.filters[:] = [one for one in warnings.filters if one not in added]  # pyright: ignore
 
 
 def _tuples(row: dict[str, Any]) -> dict[str, Any]:

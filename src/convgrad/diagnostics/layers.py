@@ -99,9 +99,9 @@ def _name(module: nn.Module) -> str | None:
 
 
 def _after(module: nn.Module, _: object, output: Any) -> None:
-    running = _thread.running
-    if torch.compiler.is_compiling() or not any(one.module is module for one in running):
+    if torch.compiler.is_compiling() or not any(one.module is module for one in _thread.running):
         return
+    running = _thread.running
     while True:  # of modules whose forward raised, PyTorch may have called no hook
         one = running.pop()
         if one.range is not None:
