@@ -13,9 +13,20 @@ def test_a_head_alone_keeps_its_titles() -> None:
 
 
 def test_html_is_escaped() -> None:
+    style = "style='white-space:nowrap;text-align:left'"
     assert html_table([("a<b",), ("&",)]) == (
-        "<table><tr><th>a&lt;b</th></tr><tr><td style='text-align:left'>&amp;</td></tr></table>"
+        f"<table><thead><tr><th {style}>a&lt;b</th></tr></thead><tbody><tr><td {style}>&amp;</td></tr></tbody></table>"
     )
+
+
+def test_in_html_empty_columns_are_left_out_numbers_are_on_the_right_and_a_row_stands_out() -> None:
+    text = html_table([("name", "ms", "note"), ("a", "1.5", ""), ("b " * 30, "12", "")], right=["ms"], bold=[1])
+    assert "note" not in text
+    assert text.count("text-align:right") == 3
+    assert text.count("min-width:24em") == 3  # a long cell makes its column wide, and is broken there
+    (before, after) = text.split("<tr style=font-weight:bold>")
+    assert "1.5" in before
+    assert "12" in after
 
 
 def test_words_stay_whole_and_the_first_is_never_alone() -> None:

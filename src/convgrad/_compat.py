@@ -69,6 +69,8 @@ loading = lock_over_forks()
 
 functorch_active = _C._are_functorch_transforms_active
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
+#: A context manager: a range of the profiler with a name and, unlike `torch.profiler.record_function`, its inputs.
+profiler_range: Callable[..., Any] = _C._profiler._RecordFunctionFast
 #: False for tensors without memory of their own, plain ones to Python: ``autograd.grad(is_grads_batched=True)`` makes
 #: them, and some escape from functorch transforms. Zeros of forward mode and functional tensors have an empty storage.
 has_storage: Callable[[Tensor], bool] = _C._has_storage

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Generic, TypeVar
 
+_ONE_LINE = 48  # characters of a cell that a notebook does not break
+
 
 def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
     """Columns under the titles in the first row; a titled column that is empty in every other row is left out.
@@ -31,8 +33,7 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), wi
             reason: no rule
             prefers another
     """
-    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
-    columns = [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
+    columns = _filled(rows)
     widths = [max(map(len, c)) for c in columns]
     fit = len(columns)
     while width is not None and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
@@ -95,12 +96,27 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     return out.getvalue()
 
 
-def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as HTML, for ``_repr_html_``."""
-    head, *body = [[escape(cell) for cell in row] for row in rows]
-    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
-    lines += ["".join(f"<td style='text-align:left'>{cell}</td>" for cell in row) for row in body]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+def html_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), bold: Collection[int] = ()) -> str:
+    """Return rows as HTML, for ``_repr_html_``; a titled column that is empty in every other row is left out.
+
+    Args:
+        right: titles of the columns that are aligned on the right.
+        bold: numbers of the rows below the titles that stand out.
+    """
+    columns = []
+    for column in _filled(rows):
+        style = "white-space:nowrap" if max(map(len, column)) <= _ONE_LINE else "min-width:24em"
+        style += f";text-align:{'right' if column[0] in right else 'left'}"
+        columns.append([f"<t{'dh'[i == 0]} style='{style}'>{escape(cell)}" for i, cell in enumerate(column)])
+    lines = ["".join(f"{cell}</t{cell[2]}>" for cell in line) for line in zip(*columns, strict=True)]
+    marked = [f"<tr{' style=font-weight:bold' * (i - 1 in bold)}>{line}</tr>" for i, line in enumerate(lines)]
+    return f"<table><thead>{marked[0]}</thead><tbody>{''.join(marked[1:])}</tbody></table>"
+
+
+def _filled(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the columns of rows, without those that have a title alone."""
+    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
+    return [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
 
 Row = TypeVar("Row")
@@ -137,15 +153,19 @@ class Table(Generic[Row]):
         ]
         return [tuple(self.columns), *lines]
 
+    @property
+    def _numbers(self) -> list[str]:
+        """The titles of columns of numbers."""
+        return [title for title, (_, spec) in self.columns.items() if spec]
+
     def text(self, width: int | None = None) -> str:
         """Return the table for a terminal, no line wider than ``width``; numbers are aligned on the right."""
-        right = [title for title, (_, spec) in self.columns.items() if spec]
-        return text_table(self.cells(), right=right, width=width)
+        return text_table(self.cells(), right=self._numbers, width=width)
 
     def csv(self) -> str:
         """Return the table as CSV, its numbers as they are."""
         return csv_text([list(self.columns), *self.values])
 
-    def html(self) -> str:
-        """Return the table as HTML, for ``_repr_html_``."""
-        return html_table(self.cells())
+    def html(self, bold: Collection[int] = ()) -> str:
+        """Return the table as HTML, for ``_repr_html_``; the rows with the numbers ``bold`` stand out."""
+        return html_table(self.cells(), right=self._numbers, bold=bold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convgrad.diagnostics import Limits
+from convgrad.diagnostics import Limits, Moment
 from convgrad.problem import ConvProblem
 from convgrad.report import Call, Cost, Profile, Variant
 
@@ -42,6 +42,7 @@ def example(layers: int = 14) -> Profile:
         costs=(Cost("layout", "In channels_last the step is 1.2x [1.1, 1.3] as fast.", "model.to(...)", 13.8),
          Cost("tune", "forward of blocks.0: native is 2.00x [1.90, 2.10] as fast.", "convgrad tune x", 7.0, (1,))),
         looked="10 of 28 rows were timed.",
+        timeline=(Moment(1, 0.0, 2.5), Moment(0, 4.0, 1.0), Moment(0, 30.0, 3.25)),
         notes=("A step is forward and backward.",),
         limits=(LIMITS,),
         conditions="A processor, 2 threads, torch 2.13.0",

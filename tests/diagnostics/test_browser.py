@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"),
 ]
 
-WIDTHS = [360, 820, 1440]
+WIDTHS = [390, 820, 1400]
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--disable-dev-shm-usage"),
@@ -104,7 +104,7 @@ def test_every_text_can_be_read_and_nothing_is_cut_off(browser: Any, page: Path,
 
 
 def test_it_needs_no_network_and_says_nothing_on_the_console(browser: Any, page: Path) -> None:
-    shown(browser, page, 1440)
+    shown(browser, page, 1400)
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert [entry for entry in browser.get_log("browser") if "favicon" not in entry["message"]] == []
 
@@ -118,7 +118,7 @@ def lit(browser: Any) -> set[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_keyboard_goes_from_row_to_row_and_lights_their_points(browser: Any, page: Path, width: int) -> None:
     shown(browser, page, width)
-    for _ in range(3):  # whatever comes before it
+    for _ in range(12):  # whatever comes before it
         browser.switch_to.active_element.send_keys(Keys.TAB)
         if browser.switch_to.active_element.get_attribute("data-row") == "0":
             break
@@ -138,7 +138,7 @@ def test_the_keyboard_goes_from_row_to_row_and_lights_their_points(browser: Any,
 
 
 def test_the_pointer_lights_a_row_and_its_point_and_the_tip_names_it(browser: Any, page: Path) -> None:
-    shown(browser, page, 1440)
+    shown(browser, page, 1400)
     point = next(p for p in browser.find_elements(By.CSS_SELECTOR, '.point[data-row="5"]') if p.size["width"])
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", point)
     webdriver.ActionChains(browser).move_to_element(point).perform()
@@ -146,14 +146,57 @@ def test_the_pointer_lights_a_row_and_its_point_and_the_tip_names_it(browser: An
     tip = browser.find_element(By.ID, "tip")
     (number,) = lit(browser)  # a point may lie on top of another
     assert row.get_attribute("data-row") == number
-    assert row.find_element(By.CLASS_NAME, "name").text in tip.text
+    assert row.find_element(By.TAG_NAME, "th").text.split(" ")[0].rstrip("…") in tip.text
     assert tip.is_displayed()
     point.click()
     assert browser.switch_to.active_element.get_attribute("data-row") == number
 
 
+def rows(browser: Any) -> list[str]:
+    return [
+        row.get_attribute("data-row")
+        for row in browser.find_elements(By.CSS_SELECTOR, "tr[data-row]")
+        if row.is_displayed()
+    ]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_have_one_line_and_are_sorted_filtered_and_opened(browser: Any, page: Path, width: int) -> None:
+    shown(browser, page, width)
+    assert rows(browser) == [str(i) for i in range(20)]
+    heights = "return [...document.querySelectorAll('tr[data-row]:not([hidden])')].map(e => e.offsetHeight)"
+    assert max(browser.execute_script(heights)) < (66 if width < 500 else 40)
+    box = browser.find_element(By.ID, "filter")
+    box.send_keys("depthwise 7\N{MULTIPLICATION SIGN}7")
+    found = rows(browser)
+    assert 0 < len(found) < 14
+    assert browser.find_element(By.ID, "found").text.startswith(f"{len(found)} of 28 rows, ")
+    browser.find_element(By.CSS_SELECTOR, f'tr[data-row="{found[0]}"]').click()
+    detail = browser.find_element(By.CLASS_NAME, "detail").text
+    assert "by rule: <slow> & wide" in detail
+    assert "g32mb4" in detail
+    box.clear()
+    box.send_keys(" ")
+    assert rows(browser) == [str(i) for i in range(20)]
+    if width < 500:
+        return
+    for head, first in (("limit", "descending"), ("layer", "ascending")):
+        column = browser.find_element(By.CSS_SELECTOR, f"thead .{head}")
+        button = column.find_element(By.TAG_NAME, "button")
+        button.click()
+        assert column.get_attribute("aria-sort") == first
+        some = rows(browser)
+        button.click()
+        assert rows(browser) != some
+    assert rows(browser)[0] == browser.execute_script(
+        "const rows = JSON.parse(document.getElementById('data').textContent).rows;"
+        "const names = rows.map(r => r.layers[0]);"
+        "return String(names.indexOf([...names].sort((a, b) => b.localeCompare(a, 'en', {numeric: true}))[0]))"
+    )
+
+
 def test_what_assistive_technology_is_told(browser: Any, page: Path) -> None:
-    for width in (360, 1440):  # on a phone the table is no table to the eye
+    for width in (390, 1400):  # on a phone the table is no table to the eye
         shown(browser, page, width)
         tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
         roles: dict[str, list[str]] = {}
@@ -169,7 +212,7 @@ def test_what_assistive_technology_is_told(browser: Any, page: Path) -> None:
 
 
 def test_it_prints_every_row(browser: Any, page: Path) -> None:
-    shown(browser, page, 1440, "dark")
+    shown(browser, page, 1400, "dark")
     assert base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]).startswith(b"%PDF")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.find_element(By.CSS_SELECTOR, 'tr[data-row="27"]').is_displayed()

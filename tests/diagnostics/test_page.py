@@ -83,7 +83,7 @@ def test_it_asks_for_nothing(tree: Tree, html: str) -> None:
 
 def test_the_sections_stand_in_their_order(tree: Tree) -> None:
     names = [a["aria-labelledby"] for t, a in tree.elements if t == "section"]
-    assert names == ["whole", "avoidable", "each", "roof", "before", "machine"]
+    assert names == ["whole", "avoidable", "roof", "time", "each", "before", "machine"]
     ids = [a["id"] for _, a in tree.elements if "id" in a]
     assert len(ids) == len(set(ids))
     assert set(names) <= set(ids)
@@ -100,10 +100,20 @@ def test_each_row_has_one_point_in_each_plot(tree: Tree, profile: Profile) -> No
     assert all("Roofline of 28 rows" in (label or "") for label in labels)
 
 
+def test_the_timeline_has_the_calls_of_a_step_and_each_names_its_row(tree: Tree, profile: Profile) -> None:
+    calls = [a for t, a in tree.elements if t == "i"]
+    forward = [m for m in profile.timeline if profile.rows[m.row].direction == "forward"]
+    assert [a["data-row"] for a in calls] == [str(m.row) for m in forward] + ["0", "0"]
+    assert calls[-1]["style"] == "left:90.226%;width:9.774%"
+    assert "3 calls of convolutions in 33.2 ms" in " ".join("".join(tree.text).split())
+    with pytest.raises(ValueError, match="does not hold the data"):
+        Profile.from_dict({**profile.to_dict(), "timeline": [{"row": 28, "start": 0, "milliseconds": 1}]})
+
+
 def test_words_of_others_are_text_not_markup(tree: Tree) -> None:
     assert "nets:make_model </script><b>" in tree.text
     assert not [t for t, _ in tree.elements if t in ("slow", "b")]
-    assert sum("by rule: <slow> & wide" in text for text in tree.text) == 28
+    assert sum("by rule: <slow> & wide" in text for text in tree.text) == 1  # said once, of all 28 rows
 
 
 def test_numbers_and_words(tree: Tree, profile: Profile) -> None:
@@ -130,7 +140,7 @@ def test_a_script_and_a_table_have_fewer_sections(kind: str) -> None:
     tree = Tree()
     tree.feed(replace(example(), kind=kind, variants=variants, limits=limits, costs=()).to_html())
     names = [a["aria-labelledby"] for t, a in tree.elements if t == "section"]
-    assert names == ([] if kind == "table" else ["whole", "avoidable"]) + ["each", "roof", "machine"]
+    assert names == ([] if kind == "table" else ["whole", "avoidable"]) + ["roof", "time", "each", "machine"]
     assert ("Nothing avoidable was found." in tree.text) is (kind == "run")
 
 

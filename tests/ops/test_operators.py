@@ -314,6 +314,41 @@ def test_flops() -> None:
     assert counter.get_total_flops() == 2 * x.numel() * 3 * 9
 
 
+def profiled(call: Callable[[], Any]) -> dict[str, int]:
+    """The FLOPs of each kind of operator that the profiler counts."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as seen:
+        call()
+    return {event.key: event.flops for event in seen.key_averages() if event.flops}
+
+
+@pytest.mark.parametrize("options", [{}, {"padding": (1, 2), "stride": 2}, {"padding": 2, "dilation": 2}])
+def test_the_profiler_counts_a_call_as_it_counts_pytorchs(options: dict[str, Any]) -> None:
+    x, w = torch.randn(2, 4, 9, 9, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
+    known = profiled(lambda: torch.conv2d(x, w, groups=2, **options))
+    assert set(known) == {"aten::conv2d"}
+    for _ in range(2):
+        assert profiled(lambda: convgrad.conv2d(x, w, groups=2, **options)) == known
+    layer = convgrad.nn.Conv2d(4, 6, 3, groups=2, **options)
+    assert profiled(lambda: layer(x).sum().backward()) == known
+    with convgrad.takeover():
+        assert profiled(lambda: torch.conv2d(x, w, groups=2, **options)) == known
+    if "dilation" in options:  # of PyTorch's own call with these words its profiler counts nothing
+        assert profiled(lambda: convgrad.conv2d(x, w, groups=2, padding="same", dilation=2)) == known
+
+
+def test_the_profiler_shows_a_call_with_the_inputs_of_pytorchs() -> None:
+    x, w = torch.randn(1, 4, 9), torch.randn(4, 2, 3, requires_grad=True)
+    for name, padding in (("conv1d", 1), ("conv_transpose1d", 1), ("conv1d", (1, 2))):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
+            getattr(convgrad, name)(x, w, padding=padding, groups=2)
+        (event,) = (event for event in seen.events() if event.name == f"aten::{name}")
+        assert event.input_shapes[:2] == ([[1, 4, 9], [4, 2, 3]] if padding == 1 else [])
+    x, w = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 2, 2)
+    assert profiled(lambda: convgrad.conv2d(x, w, padding=(1, 1, 2, 0))) == profiled(
+        lambda: torch.conv2d(x, w, padding=1)
+    )
+
+
 # ---- the compiler --------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import traceback
@@ -132,8 +133,13 @@ def main(
     ] = False,
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
+    loaded_kernels.clear()
     for source in kernels or ():
         _load_kernels(source, verify=context.invoked_subcommand != "check")  # which checks them itself
+
+
+#: What `--kernels` has loaded, for processes that a script starts.
+loaded_kernels: list[str] = []
 
 
 def _load_kernels(source: str, verify: bool) -> None:
@@ -143,6 +149,9 @@ def _load_kernels(source: str, verify: bool) -> None:
     try:
         with redirect_stdout(sys.stderr):
             load_kernels(source, verify=verify)
+        script, *rest = shlex.split(source)
+        there = os.path.abspath(script) if script.endswith(".py") else script
+        loaded_kernels.append(shlex.join([there, *rest]))
     except SystemExit as stop:  # nothing to say: the script has ended
         if stop.code:
             raise

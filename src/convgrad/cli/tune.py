@@ -176,11 +176,10 @@ def _job(problem: ConvProblem, outputs: Outputs) -> Job:
 def _of_script(script: str, args: Sequence[str], data: dict[str, Any]) -> list[Job]:
     from ..diagnostics import Usage, run_script
 
-    with Usage() as seen:
-        status = run_script(script, args, measure=False, width=width())
+    seen = Usage()
+    status = run_script(script, args, measure=False, width=width(), usage=seen)
     if not seen.rows:
-        said = f"{script} computed no convolution in this process (its exit status is {status})"
-        raise fail(said, "a script that starts others can measure in each of them: convgrad.measure()")
+        raise fail(f"{script} computed no convolution (its exit status is {status})")
     data["script_status"] = status
     return [
         _job(row.convolution, row.passes) if row.direction == "forward" else _backward(row.convolution)

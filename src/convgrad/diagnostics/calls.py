@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -143,6 +144,12 @@ class Call:
         return replace(self, least=least, bound=limits.bound(self.convolution, self.passes), of_limit=part)
 
 
+@lru_cache(maxsize=4096)
+def _computed(problem: ConvProblem) -> ConvProblem:
+    """Return a problem without what a forward and its backward may have different: a bias, a name."""
+    return problem.replace(name="", has_bias=False)
+
+
 def rounded(value: float) -> float:
     """Return a number to four digits."""
     return float(f"{value:.4g}")
@@ -195,7 +202,7 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 # ---- tables ------------------------------------------------------------------------------------------
 
 _EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
-_SUMMED = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
+_SUMMED = ("layer", "calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 PROFILED = ("layer", "output", "backend", "calls", "ms", "share", "PyTorch ms", "of limit", "problem")
 
 
@@ -205,7 +212,7 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
     columns: dict[str, tuple[Callable[[Call], Any], str]] = {
         "call": (lambda c: c.call, "d"),
         "calls": (lambda c: c.calls, "d"),
-        "layer": (lambda c: c.layers[0] if c.layers else "", ""),
+        "layer": (lambda c: f"{c.layers[0]}{f' +{len(c.layers) - 1}' * (len(c.layers) > 1)}" if c.layers else "", ""),
         "output": (lambda c: c.shown, ""),
         "outputs": (lambda c: c.shown, ""),
         "backend": ((lambda c: c.backend) if "kernel" in titles else (lambda c: c.name), ""),
@@ -226,9 +233,17 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
     return Table(calls, {title: columns[title] for title in titles})
 
 
+def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list[Any]:
+    """Return a row of `_SUMMED` for several calls."""
+    total, whole = (sum(call.total for call in some) for some in (calls, all_calls))
+    return [None, sum(call.calls for call in calls), name, None, None, total, None, total / (whole or 1.0), None, None]
+
+
 # ---- the observer -------------------------------------------------------------------------------------
 
 _adding = lock_over_forks()
+_NAMED = 8  # points of a roofline that are named
+_OF_A_STEP = 4096  # calls; of a longer step there is no timeline
 
 
 class Trace(Drawn):
@@ -243,6 +258,11 @@ class Trace(Drawn):
         self._sums: dict[tuple[object, ...], tuple[Call, list[float], deque[float]]] = {}
         self._onednn, self._each, self._block = onednn, each, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
+        self._others: list[Call] = []
+        self._layers: dict[ConvProblem, dict[str, None]] = {}
+        #: Key, start and seconds of the calls since the last step ended, and of those of that step.
+        self._now: deque[tuple[tuple[object, ...], float, float]] = deque(maxlen=_OF_A_STEP)
+        self._step: list[tuple[tuple[object, ...], float, float]] = []
 
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
@@ -258,6 +278,7 @@ class Trace(Drawn):
             sums[0] += 1
             sums[1] += event.seconds
             latest.append(event.seconds)
+            self._now.append((key, time.perf_counter() - event.seconds, event.seconds))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -280,18 +301,29 @@ class Trace(Drawn):
         if self._each:
             return together(self.records)
         result = [
-            replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=())
+            replace(
+                first,
+                calls=int(count),
+                total=seconds * 1e3,
+                milliseconds=median(latest) * 1e3,
+                copies=(),
+                layers=tuple(self._layers.get(_computed(first.convolution), ())),
+            )
             for first, (count, seconds), latest in list(self._sums.values())
         ]
-        return sorted(result, key=lambda call: -call.total)
+        return together([*result, *self._others])
 
     @property
     def seconds(self) -> float:
         """Time in all convolutions."""
         return sum(call.total for call in self.rows) * 1e-3
 
-    def table(self, *, width: int | None = None) -> str:
-        """Return a line of text for every call, or for equal ones together; no wider than ``width``."""
+    def table(self, *, width: int | None = None, first: int | None = None) -> str:
+        """Return a line of text for every call, or for equal ones together; no wider than ``width``.
+
+        Args:
+            first: how many of the equal ones have a line of their own, the most expensive first; None for all.
+        """
         if self._each:
             if not self.records:
                 return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
@@ -301,7 +333,11 @@ class Trace(Drawn):
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"
-        text = f"{table_of(calls, _SUMMED).text(width)}\nshare: of the time in convolutions"
+        table = table_of(calls, _SUMMED)
+        if first is not None and len(calls) > first:
+            rest = [_sum_of(calls[first:], f"{len(calls) - first} more", calls), _sum_of(calls, "sum", calls)]
+            table.values[first:] = rest
+        text = f"{table.text(width)}\nshare: of the time in convolutions"
         if not any((call.of_limit or 0) > BEYOND for call in calls):
             return text
         return f"{text}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"
@@ -332,8 +368,9 @@ class Trace(Drawn):
             )
             return [{"call": c.call, "copies": [*c.copies], **{n: getattr(c, n) for n in names}} for c in self.records]
         rows = [
-            {"problem": c.problem, "outputs": [*c.passes], "backend": c.name, "device": c.device, "layout": c.layout,
-             "calls": c.calls, "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
+            {"layers": [*c.layers], "problem": c.problem, "outputs": [*c.passes], "backend": c.name,
+             "device": c.device, "layout": c.layout, "calls": c.calls,
+             "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
             for c in limited(self.rows, measure=False)[0]
         ]  # fmt: skip
         return {"total_seconds": self.seconds, "rows": rows}
@@ -348,7 +385,9 @@ class Trace(Drawn):
         """A point for all calls of the same kind."""
         rows = self.rows
         most = max((call.total for call in rows), default=1.0) or 1.0
-        return [Point("", *c.work, c.milliseconds * 1e-3, not by_pytorch(c.backend), c.total / most) for c in rows]
+        named = [c.shown if len(rows) <= _NAMED else "" for c in rows]
+        return [Point(name, *c.work, c.milliseconds * 1e-3, not by_pytorch(c.backend), c.total / most)
+                for name, c in zip(named, rows, strict=True)]  # fmt: skip
 
     def _roofs(self) -> list[Limits]:
         return limited(self.rows, measure=False)[1]
@@ -363,6 +402,31 @@ class Usage(Trace):
     def __enter__(self) -> Usage:
         super().__enter__()
         return self
+
+    def name(self, problem: ConvProblem, layer: str) -> None:
+        """Remember the name of a layer that computes a problem."""
+        names = self._layers.setdefault(_computed(problem), {})
+        names[layer] = None
+
+    def end_step(self) -> None:
+        """Keep the calls since this was called before, as those of a step."""
+        self._step = list(self._now) if len(self._now) < _OF_A_STEP else []
+        self._now.clear()
+
+    def timeline(self, rows: Sequence[Call]) -> tuple[tuple[int, float, float], ...]:
+        """Return the row, the start and the milliseconds of each call of the last step."""
+        number = {(row.problem, row.outputs, row.backend, row.device): i for i, row in reversed([*enumerate(rows)])}
+        result = []
+        for key, start, seconds in self._step:
+            call = self._sums[key][0].normal()
+            i = number.get((call.problem, call.outputs, call.backend, call.device))
+            if i is not None:
+                result.append((i, rounded((start - self._step[0][1]) * 1e3), rounded(seconds * 1e3)))
+        return tuple(result)
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """Add calls that were observed elsewhere, as in another process."""
+        self._others += calls
 
 
 def together(calls: Sequence[Call]) -> list[Call]:

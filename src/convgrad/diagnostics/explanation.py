@@ -159,18 +159,22 @@ class Explanation(Drawn):
             everything: a row for every backend; otherwise those that were not chosen are only named, except ATen, what
                 was measured, and the user's kernels that cannot.
         """
-        ours = {backend.name for backend in built_in()}
-        shown = [
-            r for r in self.rows
-            if everything or r.chosen or r.by_aten or r.seconds is not None
-            or not (r.usable or r.backend.removesuffix(COPY) in ours)
-        ]  # fmt: skip
+        shown = self._shown(everything)
         head = f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
         table = self._table(shown).text(width)
         rest = self._named([r for r in self.rows if r not in shown])
         rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
         rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
         return "\n".join(text if width is None else wrapped(text, width) for text in (head, table, *rest))
+
+    def _shown(self, everything: bool) -> list[Answer]:
+        """Return the rows of the table: those that were chosen, ATen's, what was measured, and the user's kernels."""
+        ours = {backend.name for backend in built_in()}
+        return [
+            r for r in self.rows
+            if everything or r.chosen or r.by_aten or r.seconds is not None
+            or not (r.usable or r.backend.removesuffix(COPY) in ours)
+        ]  # fmt: skip
 
     def _named(self, rows: Sequence[Answer]) -> list[str]:
         """The backends of these rows by name; outputs of which the same is said share a line."""
@@ -191,7 +195,10 @@ class Explanation(Drawn):
         subject = escape(f"{no_kernels(self.machine)}{self.problem}").replace("\n", "<br>")
         title = f"<b>{subject}</b><br>on {escape(str(self.machine))}<br>{summary}"
         exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
-        return f"<p>{title}</p>{self._table(self.rows).html()}{exchanged}{self._picture()}"
+        rows = self._shown(everything=False)
+        table = self._table(rows).html([i for i, row in enumerate(rows) if row.chosen])
+        every = f"<details><summary>every backend</summary>{self._table(self.rows).html()}</details>"
+        return f"<p>{title}</p>{table}{every}{exchanged}{self._picture()}"
 
     def _points(self) -> list[Point]:
         """Return a point for each measured row; else one for the passes at best, which all have the same work."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from .roofline import Limits
 Data = dict[str, Any]
 
 _HERE = Path(__file__).parent
-_FIRST = 20  # rows that are shown until somebody wants all
+_CHANGES = 20  # that are shown of all
+_NAMED = 8  # points of the roofline, if there is room
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -30,24 +32,27 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
     try:
         import matplotlib  # noqa: F401 - what draws the page needs it; said before anything is drawn
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup, escape
+        from markupsafe import Markup
     except ImportError as error:
         raise ImportError(f"the page needs {error.name}; install it with: pip install 'convgrad[report]'") from None
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"times": _times, "day": _day, "breaks": lambda name: Markup(_breaks(str(escape(name))))}
+    environment.filters |= {"times": _times, "day": _day}
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     data = json.dumps(profile, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     rows, variants = profile["rows"], profile["variants"]
-    numbered = list(enumerate(rows))
+    reasons = Counter(r["reason"] for r in rows if r["reason"])
     return environment.get_template("page.html").render(
         **text,
         p=profile,
         data=Markup(data),
         wide=Markup(_plot(profile, 5.6, 4.6)),
         narrow=Markup(_plot(profile, 3.7, 3.7)),
-        first=numbered[:_FIRST],
-        rest=numbered[_FIRST:],
-        changes=changes[:_FIRST],
+        layers=any(r["layers"] for r in rows),
+        reasons=reasons.most_common(),
+        ends=max((m["start"] + m["milliseconds"] for m in profile["timeline"]), default=0.0),
+        direction=_direction,
+        short=_shortened(rows),
+        changes=changes[:_CHANGES],
         finding=profile["finding"].partition(". "),
         convolutions=sum(r["total"] for r in rows),
         slowest=max((v["milliseconds"] for v in variants), default=1.0),
@@ -64,11 +69,13 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
 
 
 def _plot(profile: Data, width: float, height: float) -> str:
-    points = [
-        Point("", r["flops"], r["bytes"], r["milliseconds"] * 1e-3, _side(r["backend"]) == "ours",
-              r["total"] / profile["rows"][0]["total"])
-        for r in profile["rows"]
-    ]  # fmt: skip
+    short, points = _shortened(profile["rows"]), []
+    for i, r in enumerate(profile["rows"]):
+        name = f"{short(r) or _described(r['problem']).partition(',')[0]} {_direction(r)}" if i < _NAMED else ""
+        share = r["total"] / profile["rows"][0]["total"]
+        points.append(
+            Point(name, r["flops"], r["bytes"], r["milliseconds"] * 1e-3, _side(r["backend"]) == "ours", share)
+        )
     label = f"Roofline of {len(points)} rows: operations per second against operations per byte"
     try:
         figure = draw_roofline(points, [Limits(**limits) for limits in profile["limits"]], width=width, height=height)
@@ -117,9 +124,16 @@ def _joined(result: re.Match[str]) -> str:
     )
 
 
-def _breaks(name: str) -> str:
-    """A dotted name or a problem that may be broken between its words or fields."""
-    return re.sub(r"([._]|\d(?=[a-z]))(?=\w)", r"\1<wbr>", name)
+def _shortened(rows: Sequence[Data]) -> Callable[[Data], str]:
+    """Return what names the first layer of a row, without the last word where all layers have the same."""
+    names = [row["layers"][0] for row in rows if row["layers"]]
+    ends = {name.rpartition(".")[2] for name in names}
+    drop = f".{ends.pop()}" if len(ends) == 1 and all("." in name for name in names) else ""
+    return lambda row: row["layers"][0].removesuffix(drop) if row["layers"] else ""
+
+
+def _direction(row: Data) -> str:
+    return "forward" if row["outputs"] == [ConvProblem.parse(row["problem"]).bias_pass] else "backward"
 
 
 def _day(text: str) -> str:

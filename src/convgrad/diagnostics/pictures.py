@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from .roofline import Limits
@@ -19,7 +20,7 @@ from .roofline import Limits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LABELS = 8  # more would hide each other
+_FAR = (9, 20, 34, 50, 70)  # points from its mark to a label; a line leads there
 
 #: Variable of a page -> the color that stands for it in the drawing.
 _COLORS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b6e63", "theirs": "#a04a0c"}
@@ -101,7 +102,7 @@ def draw_roofline(
         axis.label.set_color(_COLORS["muted"])
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_COLORS["rule"])
-    _labels(axes, drawn)
+    _labels(figure, axes, drawn)
     return figure
 
 
@@ -126,19 +127,41 @@ def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
                       textcoords="offset points", ha="right", **said)  # fmt: skip
 
 
-def _labels(axes: Any, drawn: Sequence[tuple[int, Point, float, float]]) -> None:
-    """Names beside the points, where there are few, none on top of another one."""
-    if len(drawn) > _LABELS:
-        return
-    (left, right), (low, high) = (map(math.log, limits) for limits in (axes.get_xlim(), axes.get_ylim()))
-    at = 0.0
-    for _, point, x, y in sorted(drawn, key=lambda one: one[3]):
-        at = max(at + 0.045, (math.log(y) - low) / (high - low))
-        before = math.log(x) - left > 0.6 * (right - left)  # the label would not fit behind its point
-        axes.annotate(
-            point.label, (x, at), (-9 if before else 9, 0), xycoords=("data", "axes fraction"), va="center",
-            ha="right" if before else "left", textcoords="offset points", fontsize=9, color=_COLORS["ink"],
+def _labels(figure: Figure, axes: Any, drawn: Sequence[tuple[int, Point, float, float]]) -> None:
+    """Name the points that have a label, the most important first, where there is room: on no other mark or text."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()  # now it is known where everything is
+    inside, names = axes.get_window_extent(), [text.get_window_extent() for text in axes.texts]
+    taken: list[Any] = []
+    for line in axes.lines:
+        for (x0, y0), (x1, y1) in pairwise(axes.transData.transform(line.get_xydata())):
+            steps = [(x0 + (x1 - x0) * t / 40, y0 + (y1 - y0) * t / 40) for t in range(41)]
+            taken += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in steps]
+    for _, point, x, y in drawn:
+        (px, py), r = axes.transData.transform((x, y)), math.sqrt(16 + 150 * point.weight) / 2
+        taken.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
+    for _, point, x, y in sorted((one for one in drawn if one[1].label), key=lambda one: -one[1].weight):
+        text = axes.annotate(
+            point.label, (x, y), (0, 0), textcoords="offset points", fontsize=9, color=_COLORS["ink"], va="center",
+            zorder=4, arrowprops={"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
+        text.set_in_layout(False)
+        size, (px, py), unit = text.get_window_extent(), axes.transData.transform((x, y)), figure.dpi / 72
+        for far, angle in product(_FAR, range(0, 360, 30)):
+            dx, dy = far * unit * math.cos(math.radians(angle)), far * unit * math.sin(math.radians(angle))
+            side = 0 if angle in (90, 270) else 1 if dx > 0 else -1
+            left = px + dx - size.width * (1 - side) / 2
+            box = Bbox.from_bounds(left, py + dy - size.height / 2, size.width, size.height)
+            steps = [(px + t / 20 * dx, py + t / 20 * dy) for t in range(20)]
+            if (inside.contains(*box.min) and inside.contains(*box.max) and not box.count_overlaps(taken + names)
+                    and not any(name.contains(*step) for name in names for step in steps)):  # fmt: skip
+                names.append(box)
+                taken += [Bbox.from_bounds(*step, 1, 1) for step in steps]
+                text.set(position=(dx / unit, dy / unit), ha={-1: "right", 0: "center", 1: "left"}[side])
+                break
+        else:
+            text.remove()
 
 
 class Drawn:

@@ -64,6 +64,15 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """One call in one step: the number of its row, and milliseconds from the first call's start."""
+
+    row: int
+    start: float
+    milliseconds: float
+
+
+@dataclass(frozen=True)
 class Change:
     """One direction of one convolution in two runs: the time of all its calls."""
 
@@ -91,6 +100,7 @@ class Profile:
         rows: the most expensive first.
         costs: the largest first.
         looked: how much was examined to find them.
+        timeline: the calls of one step in their order.
         notes: how it was measured, for the reader.
         limits: what the machine can do at best, by dtype: the fields of `convgrad.diagnostics.Limits`.
         conditions: machine, threads, versions, memory setting.
@@ -106,6 +116,7 @@ class Profile:
     rows: tuple[Call, ...]
     costs: tuple[Cost, ...] = ()
     looked: str = ""
+    timeline: tuple[Moment, ...] = ()
     notes: tuple[str, ...] = ()
     limits: tuple[dict[str, Any], ...] = ()
     conditions: str
@@ -130,6 +141,7 @@ class Profile:
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
         known = tuple(asdict(one) for one in limits)
         made = {"conditions": conditions(device), **rest}
+        made["timeline"] = tuple(Moment(*one) for one in rest.get("timeline", ()))
         if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
             made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
         return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=known, **made)
@@ -164,9 +176,10 @@ class Profile:
                 read_as(_Before, {**before, "rows": [_call_data(row) for row in _list(before, "rows")]}, "before")
             result = read_as(cls, {**data, "rows": rows}, "the data")
             read_as(tuple[Limits, ...], data.get("limits"), "limits")
+            _ = [result.rows[moment.row] for moment in result.timeline]
             _ = [row.work for row in result.rows], datetime.fromisoformat(result.made)  # they can be read
             return result
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, IndexError) as error:
             raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
 
     @classmethod

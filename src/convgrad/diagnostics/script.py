@@ -9,14 +9,18 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..models import as_main, observe_aten, run_main, takeover
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..models import as_main, run_main
 from ..tables import counted, wrapped
 from .calls import Usage, limited, reasoned, rounded
+from .children import Watch, watching
 from .costs import costs_of_rows
 from .files import read_table
 from .page import shown
@@ -29,27 +33,38 @@ def run_script(
     args: Sequence[str] = (),
     *,
     stock: bool = False,
+    accelerate: bool = False,
     csv: str | os.PathLike[str] | None = None,
     module: bool = False,
     measure: bool = True,
     out: TextIO | None = None,
     width: int | None = None,
+    first: int | None = None,
     then: Callable[[dict[str, Any]], None] | None = None,
+    usage: Usage | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    kernels: Sequence[str] = (),
 ) -> int:
     """Run a script as ``python script args...`` would, and report its convolutions.
 
     The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
-    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends.
+    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends. The processes that
+    it starts are watched, too.
 
     Args:
         script: path of the script, or the name of a module.
         stock: take nothing over, and report what the script itself chose: PyTorch, or what it uses of convgrad.
+        accelerate: do to each model that the script trains what `accelerate_` would, and take nothing else over.
         csv: also write the report there.
         module: ``script`` is a module's name, as for ``python -m``.
         measure: measure the machine's limit if it is not known yet or too low (about two seconds, at the end).
         out: where the report goes; by default standard error, because standard output belongs to the script.
         width: the longest line of the report.
+        first: how many rows the report has, the most expensive ones; None for all.
         then: called after the report with the same as plain data.
+        usage: gets the calls.
+        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer.
+        kernels: scripts or modules that register kernels, which new interpreters load, too.
 
     Returns:
         The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
@@ -57,48 +72,97 @@ def run_script(
 
     Raises:
         FileNotFoundError: there is no such script.
+        ValueError: ``stock`` and ``accelerate`` exclude each other.
     """
+    if stock and accelerate:
+        raise ValueError("stock and accelerate exclude each other")
     if not module and not Path(script).exists():
         raise FileNotFoundError(f"no script at {script!r}")
-    target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
-    usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
+    # The script may go to another folder.
+    target, trace_to = (None if path is None else Path(path).absolute() for path in (csv, trace))
+    start, others = time.perf_counter(), set(threading.enumerate())
+    how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
-        where = (target, out or sys.stderr, width, then)
-        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
-        opened.enter_context(observe_aten() if stock else takeover())
-        opened.enter_context(usage)
+        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels))
+        report = (measure, target, out or sys.stderr, width, first, then)
+        opened.callback(lambda: watch.first and _report(watch, time.perf_counter() - start, *report))
+        if trace_to is not None:
+            opened.enter_context(_third_step(trace_to, watch))
         opened.enter_context(as_main(script, args, module))
         status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
             atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
+    if not watch.first:  # a process that the script forked ends where the script does
+        raise SystemExit(status)
     return status
 
 
+@contextmanager
+def _third_step(path: Path, watch: Watch) -> Iterator[None]:
+    """Write the third step that an optimizer ends in this block as a Chrome trace, and note whether there was one."""
+
+    def write(profiler: torch.profiler.profile) -> None:
+        if watch.first and profiler.step_num > 2:
+            profiler.export_chrome_trace(str(path))
+            watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
+
+    plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
+        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
+        try:
+            yield
+        finally:
+            hook.remove()
+    if not watch.notes:
+        watch.notes.append("no trace: this process did not come to the third step of an optimizer")
+
+
+_WHO = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}
+
+
 def _report(
-    usage: Usage,
+    watch: Watch,
     wall: float,
-    stock: bool,
     measure: bool,
     csv: Path | None,
     out: TextIO,
     width: int | None,
+    first: int | None,
     then: Callable[[dict[str, Any]], None] | None,
 ) -> None:
-    who = "the script's own choice" if stock else "convgrad's choice"
-    rows = usage.rows
-    calls = counted(sum(row.calls for row in rows), "call")
-    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
+    children, cut = watch.gather()
+    usage, rows = watch.usage, watch.usage.rows
+    rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, each of which reports
+    head = f"\n{rank}{_WHO[watch.how]}: {counted(sum(row.calls for row in rows), 'call')}, {usage.seconds:.3f} s"
+    if children:
+        head += f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+    else:
+        head += f" of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
+    lines = [head, *watch.notes, *watch.accelerated]
+    if watch.how == "accelerate" and not watch.accelerated:
+        lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
+    if cut:
+        lines.append(
+            f"{_processes(cut)} ended by a signal, or by os._exit: the calls of the last second may be missing"
+        )
     with suppress(KeyboardInterrupt):  # the rest is known
         limited(rows, measure)
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        print(head if width is None else wrapped(head, width), usage.table(width=width), sep="\n", file=out, flush=True)
+        text = "\n".join(lines)
+        table = usage.table(width=width, first=first)
+        print(text if width is None else wrapped(text, width), table, sep="\n", file=out, flush=True)
     try:
         if csv is not None:
             csv.write_text(usage.to_csv(), encoding="utf-8")
         if then is not None:
-            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict()})
+            known = {"children": children, "children_cut": cut, "accelerated": watch.accelerated}
+            then({"wall_seconds": wall, "taken_over": watch.how == "takeover", **known, **usage.to_dict()})
     except OSError as error:
         print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)
+
+
+def _processes(number: int) -> str:
+    return f"{number} child process{'es' * (number != 1)}"
 
 
 # ---- profiles ----------------------------------------------------------------------------------------
@@ -118,9 +182,8 @@ def profile_script(
         FileNotFoundError: there is no such script.
         ValueError: it computed no convolution.
     """
-    usage, start = Usage(), time.perf_counter()
-    with usage:
-        status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
+    usage, start, ran = Usage(), time.perf_counter(), dict[str, Any]()
+    status = run_script(script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update)
     wall = time.perf_counter() - start
     seen = usage.rows
     if not seen:
@@ -134,10 +197,10 @@ def profile_script(
     tune = shlex.join(["convgrad", "tune", script, *args])
     costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
     who = "the script" if stock else "convgrad"
-    finding = (
-        f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in "
-        f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels."
-    )
+    calls = f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels"
+    finding = f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in {calls}."
+    if children := ran.get("children"):  # which run at the same time
+        finding = f"{shown(wall)} in all; {shown(usage.seconds)} in {calls}, {_processes(children)} added up."
     notes = [
         "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
         "A row's time for one call is the median of its last hundred calls.",
@@ -146,7 +209,7 @@ def profile_script(
     ms = rounded(wall * 1e3)
     profile = Profile.of(
         rows, costs, notes, limits, rows[0].device, kind="run", what=script, finding=finding, looked=looked,
-        milliseconds=ms, variants=(Variant(who, ms),),
+        milliseconds=ms, variants=(Variant(who, ms),), timeline=usage.timeline(rows),
     )  # fmt: skip
     return profile, status
 

@@ -87,7 +87,7 @@ def profile_model(
         seen = _compared(steps, 0.4 * seconds, first, device)
         stage("timing each convolution")
         rounds = 1 if seen.median("PyTorch") > 0.04 * seconds else _OBSERVED
-        rows, limits = _observed(steps, names, rounds)
+        rows, limits, timeline = _observed(steps, names, rounds)
     variants = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
     for name in list(seen.samples)[1:]:
         variants.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, seen.speedup(name))))
@@ -105,6 +105,7 @@ def profile_model(
     return Profile.of(
         rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
         finding=_finding(seen), looked=looked, milliseconds=whole, variants=tuple(variants),
+        timeline=timeline,
     )  # fmt: skip
 
 
@@ -200,13 +201,14 @@ def _words(ratio: Ratio) -> str:
 
 def _observed(
     steps: dict[str, Callable[[], object]], names: dict[ConvProblem, list[str]], rounds: int
-) -> tuple[list[Call], list[Limits]]:
-    """The calls of a step by convgrad, with PyTorch's time of the same; and the limits of their machines."""
+) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
+    """The calls of a step by convgrad, with PyTorch's time of the same; the limits of their machines; a timeline."""
     stock, ours = Usage(), Usage()
     for _ in range(rounds):
         for usage, name in ((stock, "PyTorch"), (ours, "convgrad")):
             with observe_aten(), usage:
                 steps[name]()
+            usage.end_step()
     pytorch = {_same(call): call.milliseconds for call in stock.rows}
     seen, limits = limited([*map(reasoned, ours.rows)])
     rows = []
@@ -214,7 +216,8 @@ def _observed(
         layers, share = tuple(names.get(_plain(call.convolution), ())), call.calls / rounds
         one = replace(call, layers=layers, calls=max(1, round(share)), pytorch=pytorch.get(_same(call)))
         rows.append(one.normal(total=call.milliseconds * share))
-    return sorted(rows, key=lambda call: -call.total), limits
+    rows.sort(key=lambda call: -call.total)
+    return rows, limits, ours.timeline(rows)
 
 
 def _same(call: Call) -> tuple[object, ...]:

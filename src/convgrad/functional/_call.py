@@ -27,7 +27,16 @@ from torch.overrides import handle_torch_function
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
 from ..engine import Plan, find, is_eager, make, observers, pack, requested
 from ..errors import ShapeError
-from ..ops import any_subclass, apply, autocast_is_on, cast, opened, operator, run_gradient
+from ..ops import (
+    any_subclass,
+    apply,
+    autocast_is_on,
+    cast,
+    opened,
+    operator,
+    profiled_call,
+    run_gradient,
+)
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import require_tensors
@@ -84,12 +93,19 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:
         return _first_call(plan, name, input, weight, bias, raw)
+    if profiler_enabled() and (range_of := _PROFILED.get(name)):
+        with profiled_call(range_of, input, weight, bias, plan.form.arguments):
+            return _without_table(plan, input, weight, bias)
     result = _without_table(plan, input, weight, bias)
     if isinstance(key, bytes) and (table := opened()) is not None:
         entry = pack(plan, (input, weight, bias), _pytorchs_autograd(plan))
         if entry is not None:
             table.store(key, entry)
     return result
+
+
+#: The operators of PyTorch's functions, by which its profiler knows their calls.
+_PROFILED = {f"{kind}{d}d": f"aten::{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3)}
 
 
 def _may_keep(input: Tensor, weight: Tensor) -> bool:

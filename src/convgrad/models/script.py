@@ -1,4 +1,7 @@
-"""Run a script as the interpreter would: as ``__main__``, with its own arguments, and with the modules next to it."""
+"""Run a script as the interpreter would: as ``__main__``, with its own arguments, and with the modules next to it.
+
+`accelerating` does to the models that it trains what `accelerate_` would.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,14 @@ from importlib.machinery import SourceFileLoader
 from inspect import unwrap
 from pathlib import Path
 from types import ModuleType, TracebackType
+from weakref import WeakValueDictionary
 from zipfile import is_zipfile
 
+import torch
+from torch import nn
+
 from ..ops import exchanged
+from .accelerate import accelerate_
 
 #: Files whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
@@ -60,6 +68,36 @@ def run_main(script: str, module: bool = False) -> int:
         _show(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+@contextmanager
+def accelerating() -> Iterator[list[str]]:
+    """Let `accelerate_` change each model before its first training step while the block lasts; yield what it did.
+
+    A model is a module that no other module calls, and that has a parameter to train. The list has a line for each in
+    which there is a layer of a kind that convgrad computes.
+    """
+    said: list[str] = []
+    known: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+
+    def before_forward(module: nn.Module, _: object) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or known.get(id(module)) is module:
+            return
+        name = type(module).__name__
+        try:
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                known.update({id(one): one for one in module.modules()})
+                report = accelerate_(module)
+                said.extend([f"{name}: {report.summary}"] if report.decisions else [])
+        except Exception as error:  # a method of the user's may raise anything
+            known[id(module)] = module
+            said.append(f"{name}: not accelerated: {error}")
+
+    handle = nn.modules.module.register_module_forward_pre_hook(before_forward)
+    try:
+        yield said
+    finally:
+        handle.remove()
 
 
 def _run_file(path: str) -> None:

@@ -1,7 +1,10 @@
 """FLOP formulas for ``torch.utils.flop_counter``: two operations for each multiply-add of a pass.
 
-That module imports triton, so it is not imported here: the formulas are registered after somebody else imported it,
-at the latest when an operator runs under a counter.
+`torch.profiler` computes those of a call (``with_flops=True``) from the inputs of a range that is named like PyTorch's
+operator: `profiled_call` opens it.
+
+The counter's module imports triton, so it is not imported here: the formulas are registered after somebody else
+imported it, at the latest when an operator runs under a counter.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from .._compat import profiler_range
 
 _COUNTER = "torch.utils.flop_counter"
 
@@ -54,3 +60,21 @@ def register() -> None:
         registry = getattr(getattr(mode, "counter", None), "flop_registry", None)
         if isinstance(registry, dict):  # a counter copies the formulas when it is made
             registry.update({packet: module.flop_registry[packet] for packet in packets})
+
+
+def profiled_call(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> Any:
+    """Open the range that PyTorch's profiler shows for a call of its function, with operands, arguments and FLOPs.
+
+    Args:
+        name: ``"aten::conv2d"`` or another function's.
+        arguments: those of ``aten::convolution``.
+    """
+    stride, padding, dilation, transposed, output_padding, groups = arguments
+    if len(padding) > len(stride):  # low and high of each dimension
+        sums = [low + high for low, high in zip(padding[::2], padding[1::2], strict=True)]
+        if any(both % 2 for both in sums):
+            return profiler_range(name)  # which PyTorch cannot say, nor count
+        padding = [both // 2 for both in sums]
+    lists = [[*stride], [*padding]]
+    lists += [[*output_padding], groups, [*dilation]] if transposed else [[*dilation], groups]
+    return profiler_range(name, [input, weight, bias, *lists])

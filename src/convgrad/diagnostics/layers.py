@@ -1,0 +1,125 @@
+"""The names of the layers that are running, and a range of the profiler for each, forward and backward."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+from torch.utils._pytree import tree_leaves
+
+from .._compat import profiler_enabled
+
+_module: Any = nn.modules.module
+#: What wrappers put before the names of a model: DistributedDataParallel, torch.compile.
+_WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
+
+
+class _Running(NamedTuple):
+    """A module that is running.
+
+    Attributes:
+        range: of the profiler; None where none is running.
+        nodes: of autograd, which made its inputs.
+    """
+
+    module: nn.Module
+    name: str
+    range: Any
+    nodes: set[Any]
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.running: list[_Running] = []
+
+
+_thread = _Thread()
+#: By the id of a module, itself and its path. A part of a model runs by itself where a checkpoint computes it again.
+_names: dict[int, tuple[ref[nn.Module], str]] = {}
+
+
+def current_layer() -> str:
+    """Return the name of the innermost module that is running in this thread inside `layer_ranges`; empty for none."""
+    return _thread.running[-1].name if _thread.running else ""
+
+
+@contextmanager
+def layer_ranges() -> Iterator[None]:
+    """Give `torch.profiler` a range for each call of a module in this block, named by the module's path in its model.
+
+    The backward pass of a layer has a range, too: ``features.0 (backward)``. A Chrome trace that the profiler exports
+    shows them, as Perfetto does.
+
+    Equivalent to:
+        >>> import torch
+        >>> from convgrad.diagnostics import layer_ranges
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3), torch.nn.ReLU())
+        >>> with layer_ranges(), torch.profiler.profile() as seen:
+        ...     model(torch.ones(1, 1, 4, 4)).sum().backward()
+        >>> [e.name for e in seen.events() if e.name in ("Sequential", "0", "0 (backward)")]
+        ['Sequential', '0', '0 (backward)']
+    """
+    hooks = [
+        _module.register_module_forward_pre_hook(_before),
+        _module.register_module_forward_hook(_after, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _before(module: nn.Module, inputs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    running = _thread.running
+    if (name := _name(module)) is None:
+        outermost = running[0].module if running else module
+        _names.update({id(one): (ref(one), path) for path, one in outermost.named_modules()})
+        name = _name(module)
+    name = _WRAPPERS.sub("", name or "") or type(module).__name__
+    opened = record_function(name) if profiler_enabled() else None
+    if opened is not None:
+        opened.__enter__()
+    running.append(_Running(module, name, opened, set() if opened is None else _nodes(inputs)))
+
+
+def _name(module: nn.Module) -> str | None:
+    """Return the path of a module in the model that was found last; None where it is not known."""
+    known, name = _names.get(id(module), (None, None))
+    return name if known is not None and known() is module else None
+
+
+def _after(module: nn.Module, _: object, output: Any) -> None:
+    if torch.compiler.is_compiling() or not any(one.module is module for one in _thread.running):
+        return
+    running = _thread.running
+    while True:  # of modules whose forward raised, PyTorch may have called no hook
+        one = running.pop()
+        if one.range is not None:
+            one.range.__exit__(None, None, None)
+        if one.module is module:
+            break
+    if one.range is not None and next(module.children(), None) is None:
+        for node in _nodes(output) - one.nodes:
+            _mark(node, f"{one.name} (backward)")
+
+
+def _nodes(tensors: Any) -> set[Any]:
+    """Return the nodes of autograd that made tensors, but none of one that is not computed yet."""
+    return {t.grad_fn for t in tree_leaves(tensors) if type(t) is Tensor and t.grad_fn is not None}
+
+
+def _mark(node: Any, name: str) -> None:
+    """Open a range before a node of autograd is computed, and close it after."""
+    opened = record_function(name)
+    node.register_prehook(lambda _: opened.__enter__() and None)
+    node.register_hook(lambda *_: opened.__exit__(None, None, None))

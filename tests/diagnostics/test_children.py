@@ -1,0 +1,169 @@
+"""The processes that a watched script starts are counted, whichever way it starts them and however they end."""
+
+import csv
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+from convgrad import ConvProblem
+from convgrad.engine import Event
+from convgrad.models import Usage, run_script
+
+CONV = "torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))"
+PROCESS = f"""
+import multiprocessing, os, sys, torch
+def work():
+    {CONV}
+if __name__ == "__main__":
+    work()
+    context = multiprocessing.get_context(sys.argv[1])
+    some = [context.Process(target=work) for _ in range(2)]
+    [p.start() for p in some]
+    [p.join() for p in some]
+    assert [p.exitcode for p in some] == [0, 0]
+"""
+LOADER = f"""
+import torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return {CONV}[0]
+for _ in torch.utils.data.DataLoader(Data(), num_workers=2): pass
+"""
+FORK = f"""
+import os, sys, torch
+{CONV}
+child = os.fork()
+{CONV}
+if child: os.waitpid(child, 0)
+sys.exit(5)
+"""
+LATE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch; {CONV}; ENDS'])"
+RANK = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8, bias=False))
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(3):
+    loss = model(torch.randn(2, 3, 9, 9)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the text of a script in an interpreter of its own; returns its exit status, rows and report."""
+
+    def run(text, *args, options=""):
+        (tmp_path / "script.py").write_text(text)
+        table = tmp_path / "kernels.csv"
+        script = options or "'script.py', sys.argv[1:]"
+        code = (
+            f"from convgrad.models import run_script; sys.exit(run_script({script}, csv={str(table)!r}, measure=False))"
+        )
+        # A file, because a process that is spawned looks for the code of the first one.
+        (tmp_path / "start.py").write_text(f"import sys\nif __name__ == '__main__':\n    {code}\n")
+        done = subprocess.run(
+            [sys.executable, "start.py", *args], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+        )
+        calls: Counter[str] = Counter()
+        for row in csv.DictReader(io.StringIO(table.read_text())):
+            calls[row["output"]] += int(row["calls"])
+        return done.returncode, calls, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("how", multiprocessing.get_all_start_methods())
+def test_multiprocessing(run, how):
+    status, calls, said = run(PROCESS, how)
+    assert status == 0, said
+    assert calls == {"forward": 3}
+    assert "2 child processes added up" in said
+    assert "signal" not in said
+
+
+def test_the_workers_of_a_data_loader(run):
+    status, calls, said = run(LOADER)
+    assert status == 0, said
+    assert calls == {"forward": 4}
+    assert "2 child processes added up" in said
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_process_that_the_script_forks_ends_where_the_script_does_and_reports_nothing_itself(run):
+    status, calls, said = run(FORK)
+    assert status == 5
+    assert calls == {"forward": 3}
+    assert said.count("convgrad's choice: 3 calls") == said.count("choice") == 1
+
+
+@pytest.mark.parametrize(("ends", "told"), [("sys", False), ("import os; os._exit(0)", True)])
+def test_a_new_interpreter_and_one_that_ends_at_once(run, ends, told):
+    status, calls, said = run(LATE.replace("ENDS", ends.replace("sys", "1")))
+    assert status == 0, said
+    assert calls == {"forward": 1}
+    assert ("1 child process ended by a signal" in said) is told
+
+
+def test_a_child_that_imports_convgrad_first_and_has_a_sitecustomize(run, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.customized = True")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    code = "import sys, convgrad, torch; assert sys.customized; " + CONV
+    status, calls, said = run(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)")
+    assert status == 0, said
+    assert calls == {"forward": 1}
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without torch.distributed")
+@pytest.mark.parametrize("accelerate", [False, True])
+def test_torchrun_with_two_processes(run, accelerate):
+    start = "'torch.distributed.run', ['--nproc-per-node', '2', 'script.py'], module=True"
+    status, calls, said = run(RANK, options=f"{start}, accelerate={accelerate}")
+    assert status == 0, said
+    assert calls["forward"] == 12
+    assert "2 child processes added up" in said
+    assert ("DistributedDataParallel: " in said and " normalizations" in said) is accelerate
+
+
+def test_the_environment_is_as_before(tmp_path):
+    before = dict(os.environ)
+    (tmp_path / "script.py").write_text("pass")
+    assert run_script(str(tmp_path / "script.py"), out=io.StringIO()) == 0
+    assert dict(os.environ) == before
+
+
+def test_the_first_rows_and_then_the_sum():
+    usage = Usage()
+    assert usage.table(first=1) == "no convolution ran"
+    for n in (1, 2, 3):
+        usage(Event(ConvProblem.parse(f"mb{n}ic1iw4oc1kw1"), ("forward",), "im2col", "cpu", "", (), n * 1e-3))
+    assert usage.table(first=3) == usage.table()
+    lines = [line.split() for line in usage.table(first=1).splitlines()]
+    assert lines[1][-1].startswith("g1mb3")
+    assert lines[2] == ["2", "2", "more", "3.00", "50.0%"]
+    assert lines[3] == ["3", "sum", "6.00", "100.0%"]
+
+
+def test_the_page_of_a_script_adds_up_its_processes(tmp_path):
+    (tmp_path / "script.py").write_text(LOADER)
+    code = (
+        "from convgrad.report import profile_script\nif __name__ == '__main__':\n"
+        "    profile, status = profile_script('script.py', seconds=0.1)\n    print(status, profile.finding)"
+    )
+    (tmp_path / "start.py").write_text(code)
+    done = subprocess.run([sys.executable, "start.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("0 ")
+    assert "in 4 calls of convolutions, by convgrad's choice of kernels, 2 child processes added up." in done.stdout
