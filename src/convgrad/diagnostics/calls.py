@@ -24,6 +24,7 @@ from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
+_NUMBERS = ("pytorch", "least", "of_limit", "speedup", "low", "high")  # that a call may have
 _parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
 
 
@@ -53,6 +54,7 @@ class Call:
         least: milliseconds that the machine needs at least; None where its limit is not known.
         bound: what that time is made of, ``"memory"`` or ``"arithmetic"``.
         of_limit: least / milliseconds.
+        speedup: all of this direction of these layers against PyTorch's, with the interval ``low`` to ``high``.
     """
 
     problem: str
@@ -73,6 +75,9 @@ class Call:
     least: float | None = None
     bound: str | None = None
     of_limit: float | None = None
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     @classmethod
     def of(cls, event: Event, kernel: str, number: int = 0) -> Call:
@@ -130,7 +135,7 @@ class Call:
         """Return a row of a profile: its layout from its problem, the kernel in the backend's name, rounded numbers."""
         ms, total = rounded(more.pop("milliseconds", self.milliseconds)), rounded(more.pop("total", self.total))
         result = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
-        numbers = {n: rounded(v) for n in ("pytorch", "least", "of_limit") if (v := getattr(result, n)) is not None}
+        numbers = {n: rounded(v) for n in _NUMBERS if (v := getattr(result, n)) is not None}
         return replace(result, problem=str(self.convolution), outputs="+".join(self.passes),
                        layout=self.convolution.layout, **numbers)  # fmt: skip
 
