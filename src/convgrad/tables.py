@@ -31,8 +31,7 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), wi
             reason: no rule
             prefers another
     """
-    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
-    columns = [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
+    columns = _columns(rows)
     widths = [max(map(len, c)) for c in columns]
     fit = len(columns)
     while width is not None and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
@@ -50,6 +49,12 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), wi
         (line, "  ") if not rest else (f"{line}\n    {rest}", "    ") for line, rest in zip(lines, below, strict=True)
     ]
     return "\n".join(wrapped(text, width, indent) for text, indent in texts)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Columns, without those that have nothing below their title."""
+    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
+    return [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
 
 def wrapped(text: str, width: int, indent: str | None = None) -> str:
@@ -96,8 +101,8 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as HTML, for ``_repr_html_``."""
-    head, *body = [[escape(cell) for cell in row] for row in rows]
+    """Return rows as HTML, for ``_repr_html_``, without the columns that `text_table` leaves out."""
+    head, *body = [[escape(cell) for cell in row] for row in zip(*_columns(rows), strict=True)]
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += ["".join(f"<td style='text-align:left'>{cell}</td>" for cell in row) for row in body]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

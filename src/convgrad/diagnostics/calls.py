@@ -201,7 +201,6 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 
 _EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
 _SUMMED = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
-PROFILED = ("layer", "output", "backend", "calls", "ms", "share", "PyTorch ms", "of limit", "problem")
 
 
 def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
@@ -210,7 +209,6 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
     columns: dict[str, tuple[Callable[[Call], Any], str]] = {
         "call": (lambda c: c.call, "d"),
         "calls": (lambda c: c.calls, "d"),
-        "layer": (lambda c: c.layers[0] if c.layers else "", ""),
         "output": (lambda c: c.shown, ""),
         "outputs": (lambda c: c.shown, ""),
         "backend": ((lambda c: c.backend) if "kernel" in titles else (lambda c: c.name), ""),
@@ -220,9 +218,7 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
         "milliseconds": (lambda c: c.milliseconds, ".4f"),
         "mean ms": (lambda c: c.total / c.calls, ".4f"),
         "total ms": (lambda c: c.total, ".2f"),
-        "ms": (lambda c: c.total, ".3f"),
         "share": (lambda c: c.total / whole, ".1%"),
-        "PyTorch ms": (lambda c: c.pytorch and c.pytorch * c.calls, ".3f"),
         "of limit": (lambda c: c.of_limit, ".0%"),
         "device": (lambda c: c.device, ""),
         "problem": (lambda c: c.problem, ""),

@@ -20,11 +20,10 @@ from .. import __version__
 from ..backends import why_absent
 from ..engine.ab_timer import conditions
 from ..foreign import read_as, read_json
-from ..tables import html_table
-from .calls import PROFILED, Call, table_of
+from .calls import Call
 from .page import page_of
 from .roofline import BEYOND, TOO_LOW, Limits
-from .screen import screen
+from .screen import Layers, screen
 
 #: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
@@ -240,10 +239,6 @@ class Profile:
         text = self.to_json() if str(path).endswith(".json") else self.to_html()
         Path(path).write_text(text, encoding="utf-8")
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return the rows as texts, their head first."""
-        return table_of(self.rows, PROFILED).cells()
-
     def text(self, width: int | None = 100, *, everything: bool = False) -> str:
         """Return the screen: the layers that cost most, or all of them, then the whole step."""
         return screen(self, width, everything=everything)
@@ -255,7 +250,7 @@ class Profile:
         try:
             page = self.to_html()
         except ImportError:
-            return f"<p>{escape(self.finding)}</p>{html_table(self.table())}"
+            return f"<p>{escape(self.finding)}</p>{Layers(self.rows).html()}"
         style = "width:100%;height:48rem;border:1px solid #8886;border-radius:6px"
         return f'<iframe title="convgrad report" style="{style}" srcdoc="{escape(page)}"></iframe>'
 

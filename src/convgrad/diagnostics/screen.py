@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..tables import Table, counted, wrapped
 from .calls import Call
@@ -19,114 +20,146 @@ _UNSURE = 1.5  # times the lower end of an interval
 class _Side:
     """The output or the gradients of a group of equal layers: the calls that compute them together."""
 
-    def __init__(self, calls: Sequence[Call], kernels: Sequence[Kernel], step: float | None, busy: bool) -> None:
-        self.first, self.layers, self.busy = calls[0], calls[0].layers, busy
+    def __init__(self, calls: Sequence[Call], busy: bool) -> None:
+        self.calls, self.first = calls, calls[0]
         names = list(dict.fromkeys(call.backend for call in calls))
         full = ", ".join(names)
-        self.by = full if len(full) < 20 else ", ".join(dict.fromkeys(name.split(" ")[0] for name in names))
+        self.backends = list(dict.fromkeys(name.split(" ")[0] for name in names))
+        self.by = full if len(full) < 22 else ", ".join(self.backends)
+        self.output = "  output" if self.first.direction == "forward" else "  gradients"
         self.total = sum(call.total for call in calls)
-        least = [call.least * call.calls for call in calls if call.least is not None]
-        self.of_limit = sum(least) / self.total if len(least) == len(calls) and self.total else None
-        self.step = self.total / step if step else None
-        self.kernels = {kernel.name: _of_kernel(kernel, names, self.layers) for kernel in kernels}
-
-    @property
-    def unsure(self) -> bool:
-        """Whether the machine was busy, or there is no interval, or a wide one with 1 in it."""
+        self.least = None if None in (each := [c.least for c in calls]) else sum(
+            (least or 0) * call.calls for least, call in zip(each, calls, strict=True)
+        )  # fmt: skip
         one = self.first
         wide = not one.low or one.low < 1 < (one.high or 0) > _UNSURE * one.low
-        return one.speedup is not None and (self.busy or wide)
+        self.unsure = one.speedup is not None and (busy or wide)
 
     @property
     def speed(self) -> str:
+        """How many times as fast as PyTorch, with the interval; empty where that was not measured."""
         one = self.first
         if one.speedup is None:
             return ""
-        interval = f" [{one.low:.2f}, {one.high:.2f}]" if one.low else ""
-        return f"{one.speedup:.2f}x{interval}{' ?' * self.unsure}"
+        interval = f" [{_short(one.low)}, {_short(one.high or 0)}]" if one.low else ""
+        return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
 
 
-def _of_kernel(kernel: Kernel, names: Sequence[str], layers: Sequence[str]) -> str:
-    if any(name.split(" ")[0] == kernel.name for name in names):
-        return "runs"
-    return "refused" if any(set(layers) & set(refused) for refused in kernel.refused.values()) else "-"
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
+
+
+class Layers:
+    """Calls by groups of equal layers, the most expensive group first: what `explain` and a profile show of a model.
+
+    Args:
+        kernels: that the user registered.
+        whole: milliseconds of which each row is a share, and what this is called.
+        busy: the machine was, and no row is to be compared.
+    """
+
+    def __init__(
+        self, rows: Sequence[Call], kernels: Sequence[Kernel] = (), whole: tuple[float, str] = (0.0, ""),
+        busy: bool = False,
+    ) -> None:  # fmt: skip
+        self.kernels, self.whole, self.busy = kernels, whole, busy
+        groups: dict[tuple[object, ...], dict[str, list[Call]]] = {}
+        for row in sorted(rows, key=lambda row: row.direction, reverse=True):
+            group = groups.setdefault((row.layers, row.convolution.replace(name="", has_bias=False)), {})
+            group.setdefault(row.direction, []).append(row)
+        sides = [[_Side(calls, busy) for calls in group.values()] for group in groups.values()]
+        self.groups = sorted(sides, key=lambda group: -sum(side.total for side in group))
+
+    def _table(self, groups: Sequence[Sequence[_Side]], without: Sequence[str] = ()) -> Table[_Side]:
+        measured, (whole, of) = any(side.total for group in groups for side in group), self.whole
+        columns: dict[str, tuple[Callable[[_Side], Any], str]] = {
+            "layers": (lambda s: _named(s.first), ""),
+            "": (lambda s: s.output, ""),
+            "by": (lambda s: s.by, ""),
+            "ms": (lambda s: s.total or None, ".3g"),
+            "PyTorch": (lambda s: s.first.speedup and s.first.speedup * s.total, ".3g"),
+            "times as fast": (lambda s: s.speed, ">"),
+            "limit" if measured else "ms at best": (
+                (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
+            of or "share": (lambda s: s.total / whole if whole else None, ".1%"),
+            **{kernel.name: (lambda s, kernel=kernel: self._of_kernel(kernel, s), "") for kernel in self.kernels},
+        }  # fmt: skip
+        sides = [side for group in groups for side in group]
+        return Table(sides, {title: column for title, column in columns.items() if title not in without})
+
+    def _of_kernel(self, kernel: Kernel, side: _Side) -> str:
+        refused = any(set(side.first.layers) & set(layers) for layers in kernel.refused.values())
+        return "runs" if kernel.name in side.backends else "refused" if refused else "-"
+
+    def lines(self, width: int | None, first: int | None = None, *, texts: bool = False) -> list[str]:
+        """Return the table, then what belongs below it, each reason once.
+
+        Args:
+            width: columns that would exceed it are left out, the share first and then PyTorch's time.
+            first: how many groups; None for all.
+            texts: the problem of each group as text, too.
+        """
+        groups, (whole, of) = self.groups[:first], self.whole
+        without = ["layers"]
+        rows = self._table(groups, without).text().splitlines()
+        for title in (of or "share", "PyTorch"):
+            if width is not None and max(map(len, rows)) > width:
+                without.append(title)
+                rows = self._table(groups, without).text().splitlines()
+        result, rest = rows[:1], iter(rows[1:])
+        for group in groups:
+            result += [
+                f"{_named(group[0].first)}: {_words(group[0].first)}",
+                *([f"  {group[0].first.problem}"] * texts),
+            ]
+            result += [next(rest) for _ in group]
+        if more := self.groups[len(groups) :]:
+            part = f", {sum(s.total for group in more for s in group) / whole:.0%} {of}" if whole else ""
+            result.append(f"and {counted(len(more), 'group')} of equal layers more{part}: --all shows them")
+        if any(side.unsure for group in groups for side in group):
+            result.append("?: not to be compared: a busy machine, too few times, or ones that vary too much.")
+        count = counted(sum(len(group[0].first.layers) for group in self.groups), "layer")
+        for kernel in self.kernels:
+            refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
+            result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {count}", *refused]))
+        by: dict[tuple[str, str], list[str]] = {}
+        for call in (call for group in groups for side in group for call in side.calls if call.reason):
+            reason = re.sub(r", in one (sweep|call)( with .*)?$", "", call.reason)
+            by.setdefault((call.backend.split(" ")[0], reason), []).append(_named(call).split(" ")[0])
+        for (name, reason), where in by.items():
+            each = list(dict.fromkeys(where))
+            others = f" and {len(each) - 3} more" if each[3:] else ""
+            result.append(f"why {name}: {reason} ({', '.join(each[:3])}{others})")
+        return result
+
+    def html(self) -> str:
+        """Return the table for a notebook."""
+        return self._table(self.groups).html()
+
+
+def _named(call: Call) -> str:
+    """The first layer of a group, and how many more there are."""
+    names = call.layers or (call.shown,)
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+
+
+def _words(call: Call) -> str:
+    """The convolution in words, as a terminal shows them."""
+    return described(call.problem).replace("\N{NO-BREAK SPACE}", " ").replace("\N{MULTIPLICATION SIGN}", "x")
 
 
 def screen(profile: Profile, width: int | None = 100, *, everything: bool = False) -> str:
     """Return a profile as text, no line wider than ``width``; everything: not the first five groups of layers only."""
-    groups: dict[tuple[object, ...], list[Call]] = {}
-    for row in profile.rows:
-        groups.setdefault((row.layers, row.convolution.replace(name="", has_bias=False)), []).append(row)
-    ordered = sorted(groups.values(), key=lambda calls: -sum(call.total for call in calls))
-    some = ordered if everything else ordered[:_FIRST]
-    step = profile.milliseconds if profile.kind == "step" else sum(row.total for row in profile.rows)
-    sides = [
-        [_Side(calls, profile.kernels, step, bool(profile.warnings))
-         for direction in ("forward", "backward") if (calls := [c for c in group if c.direction == direction])]
-        for group in some
-    ]  # fmt: skip
-    of = "of step" if profile.kind == "step" else "of these"
-    every = [side for group in sides for side in group]
-    table = Table(every, {
-        "": (lambda s: "  output" if s.first.direction == "forward" else "  gradients", ""),
-        "by": (lambda s: s.by, ""),
-        "ms": (lambda s: s.total, ".3g"),
-        "PyTorch": (lambda s: s.first.speedup and s.first.speedup * s.total, ".3g"),
-        "times as fast": (lambda s: s.speed, ">"),
-        "limit": (lambda s: s.of_limit, ".0%"),
-        of: (lambda s: s.step, ".1%"),
-        **{kernel.name: (lambda s, name=kernel.name: s.kernels[name], "") for kernel in profile.kernels},
-    })  # fmt: skip
-    texts = table.text().splitlines()
-    lines = [*profile.warnings, f"{profile.what}: {profile.finding}", "", *texts[:1]]
-    at = 1
-    for group in sides:
-        lines += [_title(group[0].first), *texts[at : at + len(group)]]
-        at += len(group)
-    if len(ordered) > len(some):
-        rest = sum(call.total for group in ordered[len(some) :] for call in group)
-        part = f", {rest / step:.0%} {of}" if step else ""
-        lines.append(f"and {counted(len(ordered) - len(some), 'group')} of equal layers more{part}: --all shows them")
-    if any(side.unsure for side in every):
-        lines.append("?: not to be compared: a busy machine, too few times, or ones that vary too much.")
-    lines += [
-        "",
-        *_kernels(profile.kernels, sum(len(group[0].layers) for group in ordered)),
-        *_reasons([call for group in some for call in group]),
-    ]
+    step, rows = profile.kind == "step" and profile.milliseconds, profile.rows
+    whole = (step, "of step") if step else (sum(row.total for row in rows), "of these")
+    layers = Layers(rows, profile.kernels, whole, bool(profile.warnings))
+    lines = [*profile.warnings, f"{profile.what}: {profile.finding}", ""]
+    lines += layers.lines(width, None if everything else _FIRST)
     lines += [f"{cost.what}\n    {cost.remedy}" for cost in profile.costs[:3]]
     if profile.parts:
         lines += ["", _parts(profile)]
     lines += [profile.conditions, *profile.whole]
     return "\n".join(line if width is None else wrapped(line, width) for line in lines)
-
-
-def _title(call: Call) -> str:
-    """The layers of a group, and their convolution in words."""
-    names = call.layers or ("",)
-    more = f" and {len(names) - 1} more" if names[1:] else ""
-    words = described(call.problem).replace("\N{NO-BREAK SPACE}", " ").replace("\N{MULTIPLICATION SIGN}", "x")
-    return f"{names[0]}{more}: {words}" if names[0] else words
-
-
-def _kernels(kernels: Sequence[Kernel], count: int) -> list[str]:
-    """What each kernel of the user's computes of the model, and what it refuses."""
-    result = []
-    for kernel in kernels:
-        refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
-        result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {counted(count, 'layer')}", *refused]))
-    return result
-
-
-def _reasons(calls: Sequence[Call]) -> list[str]:
-    """Why each backend runs, each reason once."""
-    by: dict[tuple[str, str], list[str]] = {}
-    for call in calls:
-        reason = call.reason.removesuffix(", in one sweep")
-        by.setdefault((call.backend.split(" ")[0], reason), []).append(call.layers[0] if call.layers else call.shown)
-    return [
-        f"why {name}: {reason} ({', '.join(dict.fromkeys(where))})" for (name, reason), where in by.items() if reason
-    ]
 
 
 def _parts(profile: Profile) -> str:
