@@ -99,7 +99,7 @@ def test_changes_are_those_of_a_direction_however_its_calls_are_split() -> None:
 
 def test_as_text() -> None:
     text = str(example())
-    assert "With convgrad the training step is 1.52x" in text.splitlines()[0]
+    assert text.startswith("With convgrad the training step is 1.52x")
     assert "convgrad tune x" in text
     assert "blocks.13.depthwise" not in text  # not among those that matter most
     assert "23 groups of equal layers more" in text

@@ -37,7 +37,7 @@ def report(
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds for all of it (after a script has ended).", callback=finite)
-    ] = 10.0,
+    ] = 20.0,
     device: Device = "cpu",
     shape: Input = "",
     dtype: Dtype = "",
@@ -48,7 +48,7 @@ def report(
 ) -> None:
     """Show a training step on one screen, and write it as one page: layers, avoidable costs, the roofline.
 
-    For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
+    For a model, a training step by PyTorch and by convgrad is timed alternately, in about twenty seconds. A script runs
     unmodified, to its end, and its exit status is the command's. A file is a table that run, trace or bench wrote as
     CSV, or the JSON of run or report. Options go before a script. With --json a page is written only with --out.
 
@@ -116,7 +116,7 @@ def profile_of(
     shape: str,
     dtype: str,
     channels_last: bool,
-    seconds: float = 10.0,
+    seconds: float = 20.0,
     stage: Callable[[str], object] = lambda _: None,
 ) -> Profile:
     """Measure a training step of a model by name; what was done since the command began counts as its time, too."""

@@ -15,7 +15,7 @@ from .aten_rules import AtenTrace, Machine, trace_aten
 from .calls import Call
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import BEYOND, TOO_LOW, Limits
-from .screen import Layers
+from .screen import Layers, text_of
 
 
 @dataclass(frozen=True)
@@ -306,8 +306,7 @@ class ModelExplanation(Drawn):
         linears = " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
         kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
         title = f"{no_kernels(self.machine)}{count} {kinds}, {len(self.layers)} different, on {self.machine}"
-        lines = [title, *Layers(self.rows).lines(width, texts=True)]
-        text = "\n".join(line if width is None else wrapped(line, width) for line in lines)
+        text = text_of([title, *Layers(self.rows).lines(width, texts=True)], width)
         rows = [(name, *t.cells()) for name, t in self.transfers]
         return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
 

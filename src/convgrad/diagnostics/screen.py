@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .profile import Kernel, Profile
 
 _FIRST = 5
+_GLUE = "\N{NO-BREAK SPACE}"
 _UNSURE = 1.5  # times the lower end of an interval
 
 
@@ -144,8 +145,8 @@ def _named(call: Call) -> str:
 
 
 def _words(call: Call) -> str:
-    """The convolution in words, as a terminal shows them."""
-    return described(call.problem).replace("\N{NO-BREAK SPACE}", " ").replace("\N{MULTIPLICATION SIGN}", "x")
+    """The convolution in words; those that belong together have `_GLUE` between them until lines are broken."""
+    return described(call.problem).replace("\N{MULTIPLICATION SIGN}", "x")
 
 
 def screen(profile: Profile, width: int | None = 100, *, everything: bool = False) -> str:
@@ -153,13 +154,18 @@ def screen(profile: Profile, width: int | None = 100, *, everything: bool = Fals
     step, rows = profile.kind == "step" and profile.milliseconds, profile.rows
     whole = (step, "of step") if step else (sum(row.total for row in rows), "of these")
     layers = Layers(rows, profile.kernels, whole, bool(profile.warnings))
-    lines = [*profile.warnings, f"{profile.what}: {profile.finding}", ""]
+    lines = [*profile.warnings, profile.finding, f"{profile.what}, on {profile.conditions}", ""]
     lines += layers.lines(width, None if everything else _FIRST)
     lines += [f"{cost.what}\n    {cost.remedy}" for cost in profile.costs[:3]]
     if profile.parts:
         lines += ["", _parts(profile)]
-    lines += [profile.conditions, *profile.whole]
-    return "\n".join(line if width is None else wrapped(line, width) for line in lines)
+    lines += profile.whole
+    return text_of(lines, width)
+
+
+def text_of(lines: Sequence[str], width: int | None) -> str:
+    """Return lines as text, none of them wider than ``width``."""
+    return "\n".join(line if width is None else wrapped(line, width) for line in lines).replace(_GLUE, " ")
 
 
 def _parts(profile: Profile) -> str:
