@@ -33,7 +33,7 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), wi
             reason: no rule
             prefers another
     """
-    columns = _filled(rows)
+    columns = _columns(rows)
     widths = [max(map(len, c)) for c in columns]
     fit = len(columns)
     while width is not None and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
@@ -51,6 +51,12 @@ def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), wi
         (line, "  ") if not rest else (f"{line}\n    {rest}", "    ") for line, rest in zip(lines, below, strict=True)
     ]
     return "\n".join(wrapped(text, width, indent) for text, indent in texts)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Columns, without those that have nothing below their title."""
+    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
+    return [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
 
 def wrapped(text: str, width: int, indent: str | None = None) -> str:
@@ -104,19 +110,13 @@ def html_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), bo
         bold: numbers of the rows below the titles that stand out.
     """
     columns = []
-    for column in _filled(rows):
+    for column in _columns(rows):
         style = "white-space:nowrap" if max(map(len, column)) <= _ONE_LINE else "min-width:24em"
         style += f";text-align:{'right' if column[0] in right else 'left'}"
         columns.append([f"<t{'dh'[i == 0]} style='{style}'>{escape(cell)}" for i, cell in enumerate(column)])
     lines = ["".join(f"{cell}</t{cell[2]}>" for cell in line) for line in zip(*columns, strict=True)]
     marked = [f"<tr{' style=font-weight:bold' * (i - 1 in bold)}>{line}</tr>" for i, line in enumerate(lines)]
     return f"<table><thead>{marked[0]}</thead><tbody>{''.join(marked[1:])}</tbody></table>"
-
-
-def _filled(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the columns of rows, without those that have a title alone."""
-    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
-    return [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
 
 Row = TypeVar("Row")

@@ -101,7 +101,11 @@ def test_as_text() -> None:
     text = str(example())
     assert text.startswith("With convgrad the training step is 1.52x")
     assert "convgrad tune x" in text
-    assert "blocks.13.depthwise" in text
+    assert "blocks.13.depthwise" not in text  # not among those that matter most
+    assert "23 groups of equal layers more" in text
+    assert "blocks.13.depthwise" in example().text(everything=True)
+    for width in (80, 100):
+        assert max(map(len, example().text(width).splitlines())) <= width
 
 
 def test_no_compiled_kernels_is_the_first_sentence(monkeypatch) -> None:

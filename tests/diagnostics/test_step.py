@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 import torch
 from torch import nn
 
+import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
 from convgrad.diagnostics.step import _finding, _forms
@@ -74,9 +76,13 @@ def test_a_step_of_a_model() -> None:
 def test_the_other_layout_is_tried_where_there_is_one() -> None:
     net, x = Net(), torch.randn(2, 3, 12, 12)
     both = ["PyTorch", "convgrad", "PyTorch, channels_last", "convgrad, channels_last"]
-    assert list(_forms(net, x)[0]) == both
-    assert list(_forms(net, x.to(memory_format=torch.channels_last))[0]) == both[:2]
-    assert list(_forms(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))[0]) == both[:2]
+    for model, input, forms, why in (
+        (net, x, both, ""),
+        (net, x.to(memory_format=torch.channels_last), both[:2], "the inputs are in another layout already"),
+        (nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5), both[:2], "the model has no convolution over images or volumes"),
+    ):
+        models, _, reason = _forms(model, input)
+        assert (list(models), reason) == (forms, why)
 
 
 def test_a_model_that_does_not_run_in_the_other_layout() -> None:
@@ -148,8 +154,11 @@ def times(**ratios: float) -> Comparison:
         (Comparison("PyTorch", {"PyTorch": (1.0,) * 9, "convgrad": (0.5, 2.0) * 4 + (1.0,)}),
          "cannot be told, for the times vary too much: 1.00x [0.50, 2.00]."),
         (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=0.5),
-         "In channels_last PyTorch is faster, and convgrad is 2.00x [2.00, 2.00] as fast as PyTorch."),
-        (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=1.0), "and convgrad no different from it"),
+         "is 2.00x [2.00, 2.00] as fast: 500 ms in channels_last instead of 1 s in channels_last."),
+        (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=1.0),
+         "makes no measurable difference to this training step here: 1.00x [1.00, 1.00], 1 s instead of 1 s in chan"),
+        (times(PyTorch=1.0, convgrad=0.9, PyTorch_last=2.0, convgrad_last=0.5),
+         "is 2.00x [2.00, 2.00] as fast: 500 ms in channels_last instead of 1 s."),
     ],
 )  # fmt: skip
 def test_the_finding_is_honest(seen: Comparison, words: str) -> None:
@@ -235,3 +244,47 @@ def test_a_request_around_it_holds_for_what_was_accelerated() -> None:
     with use_backend("im2col"):
         profile = profile_model(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 9, 9), seconds=0.1)
     assert {r.backend.split()[0] for r in profile.rows} == {"im2col"}
+
+
+# ---- the whole step --------------------------------------------------------------------------------
+
+
+def test_the_parts_are_all_of_the_step_and_the_gradients_are_right() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 100, 3))
+    profile = profile_model(net, torch.randn(4, 3, 12, 12), seconds=3)
+    assert {part.name for part in profile.parts if part.pytorch} >= {
+        "convolutions", "normalization", "linear layers", "activations", "optimizer"
+    }  # fmt: skip
+    for whole, sides in zip(profile.variants, ("pytorch", "milliseconds"), strict=False):
+        assert sum(getattr(part, sides) for part in profile.parts) == pytest.approx(whole.milliseconds, rel=1e-2)
+    error = next(line for line in profile.whole if line.startswith("gradients: "))
+    assert float(error.split()[1]) < 1e-3
+    assert any(line.startswith("memory: ") and not line.startswith("memory: 0 ") for line in profile.whole)
+    assert profile.whole[-1].startswith("step: PyTorch ")
+
+
+def test_what_a_user_registered_has_a_column_and_says_what_it_refuses() -> None:
+    def accepts(p: ConvProblem) -> bool | str:
+        return p.kernel_size == (1, 1) or f"kernels of {p.kernel_size}"
+
+    convgrad.register(
+        "mine", forward=lambda x, w, p: nn.functional.conv2d(x, w, None, p.stride), accepts=accepts, verify=False
+    )
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    profile = profile_model(net, torch.randn(4, 3, 12, 12), seconds=0.2)
+    (kernel,) = profile.kernels
+    assert (kernel.name, kernel.layers, [*kernel.refused.values()]) == ("mine", ("1", "2"), [("0",)])
+    text = " ".join(profile.text(None).split())
+    assert re.search(r"mine: 2 of 3 layers; 1 refused: [^;]*kernels of \(3, 3\)", text)
+    assert Profile.from_dict(profile.to_dict()) == profile
+
+
+def test_of_a_busy_machine_no_ratio_is_told(monkeypatch) -> None:
+    monkeypatch.setattr("convgrad.diagnostics.measure.Load.others", 7.0)
+    profile = profile_model(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 9, 9), seconds=0.3)
+    text = profile.text()
+    assert text.startswith("THIS MACHINE WAS BUSY: other processes kept 7.0 of its ")
+    assert "No comparison is made" in profile.finding
+    assert not re.search(r"\dx", profile.finding + profile.whole[-1])
+    assert profile.costs == ()
+    assert all(" ?" in line for line in text.splitlines() if "x [" in line)

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import convgrad
+from convgrad.backends import warn_if_absent
+from convgrad.engine import plan_for
 from convgrad.models import accelerate_
+from convgrad.problem import ConvProblem
 
 from .modules import FAST, ComputesItself, OwnName, fingerprint, image, runs_ours, same
 from .taken_over import world_of_one
@@ -263,3 +266,16 @@ def test_wrong_arguments():
         accelerate_(nn.Conv2d(1, 1, 1), example_inputs=(8, 1, 9, 9))
     with pytest.raises(TypeError, match="or a dict of keywords, got 'image'"):
         accelerate_(nn.Conv2d(1, 1, 1), example_inputs="image")
+
+
+def test_no_compiled_kernels_are_told_first_and_warned_of_once(monkeypatch) -> None:
+    for where in ("backends._native_library", "models.accelerate"):
+        monkeypatch.setattr(f"convgrad.{where}.why_absent", lambda: "there is no compiler")
+    report = accelerate_(nn.Sequential(nn.Conv2d(4, 4, 3)), dry_run=True)
+    assert str(report).splitlines()[0] == "NO COMPILED KERNELS: there is no compiler"
+    assert "expected to be faster" not in str(report)
+    warn_if_absent.cache_clear()
+    with pytest.warns(RuntimeWarning, match="NO COMPILED KERNELS: there is no compiler"):
+        plan_for(ConvProblem.parse("ic2iw9oc2kw3"), ("forward",), torch.device("cpu"), now=True)
+    plan_for(ConvProblem.parse("ic2iw8oc2kw3"), ("forward",), torch.device("cpu"), now=True)  # not again
+    warn_if_absent.cache_clear()

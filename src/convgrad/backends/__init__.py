@@ -6,7 +6,7 @@ ATen comes first: where no rule prefers another backend, the first one that can 
 from __future__ import annotations
 
 from . import _native_library as native_library
-from ._native_library import why_absent
+from ._native_library import warn_if_absent, why_absent
 from .aten import AtenBackend, complex_product, pytorchs_call, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
 from .aten_direct import aten_choice

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import struct
+import warnings
 from hashlib import blake2b
 from pathlib import Path
 
@@ -98,6 +99,13 @@ def load() -> ctypes.CDLL | None:
 def why_absent() -> str:
     """One sentence, empty where the library is there."""
     return _try_load()[1]
+
+
+@functools.cache
+def warn_if_absent() -> None:
+    """Warn, once in a process, that there are no compiled kernels."""
+    if missing := why_absent():
+        warnings.warn(f"NO COMPILED KERNELS: {missing}", RuntimeWarning, stacklevel=2)
 
 
 def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:

@@ -13,6 +13,7 @@ import platform
 import shlex
 import shutil
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -44,6 +45,14 @@ COMMANDS: Final = {
 }
 #: Of what ``--json`` prints, for every command; raised when a field changes its meaning or is removed.
 SCHEMA_VERSION: Final = 1
+
+
+_began = time.perf_counter()
+
+
+def running_for() -> float:
+    """Seconds since the command began, PyTorch's import among them."""
+    return time.perf_counter() - _began
 
 
 class _Commands(TyperGroup):

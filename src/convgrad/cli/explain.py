@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import command, fail, say, say_json, width
+from .app import command, device_here, fail, say, say_json, width
 from .models import MODELS, explained
 from .options import (
     AsJson,
@@ -70,7 +70,7 @@ def explain_command(
     shape: Input = "",
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time it on this machine.")] = None,
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="A row for every backend, unusable ones too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every backend, unusable ones too; every layer.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -82,7 +82,7 @@ def explain_command(
     """Show which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
     One layer is measured here unless --no-measure; a whole model is a table of its convolutions and their kernels, for
-    which --layer or --json has the reasons.
+    which --layer or --json has the reasons, and with --measure its training step on one screen, as report shows it.
 
     Examples:
 
@@ -105,7 +105,8 @@ def explain_command(
     if measure and not any(place.machine.is_here for place in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
     if measure and not (layer or is_problem(what)):
-        raise fail("--measure times layers, and a whole model is a table of them", "name some with --layer")
+        _whole_step(what, places, output, shape, dtype, channels_last, everything, as_json)
+        return
     if rules and not (layer or is_problem(what)):
         raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
     models: list[ModelExplanation] = []
@@ -130,6 +131,29 @@ def explain_command(
         print(text if not i else f"\n{text}")
         if rules and answers:
             _print_rules(answers[i])
+
+
+def _whole_step(
+    what: str,
+    places: list[Place],
+    output: list[str] | None,
+    shape: str,
+    dtype: str,
+    channels_last: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    from .report import profile_of
+
+    if output or len(places) > 1:
+        raise fail("--measure times a model's whole step, here and with every output", "name some layers with --layer")
+    dtypes = [str(places[0].dtype).removeprefix("torch.")] if places[0].dtype else [dtype]
+    last = channels_last or places[0].channels_last
+    profile = profile_of(what, device_here(places[0].machine.device_type), shape, dtypes[0], last)
+    if as_json:
+        say_json("report", profile.to_dict())
+    else:
+        print(profile.text(min(width(), 100), everything=everything))
 
 
 def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import BeforeAScript, command, device_here, fail, finite, say, say_json
+from .app import BeforeAScript, command, device_here, fail, finite, running_for, say, say_json, width
 from .models import MODELS, build, example_input, in_channels_last, in_dtype
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
     from ..diagnostics import Profile
+
+
+_PAGE = 1.0  # seconds, to draw it
 
 
 @command("report", cls=BeforeAScript)
@@ -33,18 +36,19 @@ def report(
     ] = None,
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for measuring (after a script has ended).", callback=finite)
-    ] = 10.0,
+        float, typer.Option(min=0.1, help="Seconds for all of it (after a script has ended).", callback=finite)
+    ] = 20.0,
     device: Device = "cpu",
     shape: Input = "",
     dtype: Dtype = "",
     channels_last: ChannelsLast = False,
     stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every group of equal layers, not the first five.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page: the training step, avoidable costs, every convolution, the roofline.
+    """Show a training step on one screen, and write it as one page: layers, avoidable costs, the roofline.
 
-    For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
+    For a model, a training step by PyTorch and by convgrad is timed alternately, in about twenty seconds. A script runs
     unmodified, to its end, and its exit status is the command's. A file is a table that run, trace or bench wrote as
     CSV, or the JSON of run or report. Options go before a script. With --json a page is written only with --out.
 
@@ -84,7 +88,7 @@ def report(
         elif Path(what).is_file():
             raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
-            profile = _of_model(what, device_here(device), shape, dtype, channels_last, seconds, stage)
+            profile = profile_of(what, device_here(device), shape, dtype, channels_last, seconds, stage)
         profile = profile if before is None else profile.against(before)
         if target is not None:
             stage("drawing the page")
@@ -92,9 +96,7 @@ def report(
     if as_json:
         say_json("report", profile.to_dict())
     else:
-        say(profile.finding)
-        for cost in profile.costs[:3]:
-            say(f"  {cost.what}\n    {cost.remedy}")
+        print(profile.text(min(width(), 100), everything=everything))
         say(f"written to {page}")
     raise typer.Exit(status)
 
@@ -108,15 +110,16 @@ def _ready(page: Path) -> Path | None:
     return writable(page)
 
 
-def _of_model(
+def profile_of(
     name: str,
     place: torch.device,
     shape: str,
     dtype: str,
     channels_last: bool,
-    seconds: float,
-    stage: Callable[[str], object],
+    seconds: float = 20.0,
+    stage: Callable[[str], object] = lambda _: None,
 ) -> Profile:
+    """Measure a training step of a model by name; what was done since the command began counts as its time, too."""
     from ..diagnostics import profile_model
     from ..problem_text import DTYPES
 
@@ -134,7 +137,9 @@ def _of_model(
         model, inputs = in_channels_last(model, inputs)
     tune = shlex.join(["convgrad", "tune", *options, name])
     try:
-        return profile_model(model, inputs, what=name, tune=tune, seconds=seconds, stage=stage)
+        return profile_model(
+            model, inputs, what=name, tune=tune, seconds=max(0.1, seconds - running_for() - _PAGE), stage=stage
+        )
     except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
         raise fail(
             f"{name!r} raised {type(error).__name__}: {error}",

@@ -25,6 +25,7 @@ from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
+_NUMBERS = ("pytorch", "least", "of_limit", "speedup", "low", "high")  # that a call may have
 _parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
 
 
@@ -54,6 +55,7 @@ class Call:
         least: milliseconds that the machine needs at least; None where its limit is not known.
         bound: what that time is made of, ``"memory"`` or ``"arithmetic"``.
         of_limit: least / milliseconds.
+        speedup: all of this direction of these layers against PyTorch's, with the interval ``low`` to ``high``.
     """
 
     problem: str
@@ -74,6 +76,9 @@ class Call:
     least: float | None = None
     bound: str | None = None
     of_limit: float | None = None
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     @classmethod
     def of(cls, event: Event, kernel: str, number: int = 0) -> Call:
@@ -131,7 +136,7 @@ class Call:
         """Return a row of a profile: its layout from its problem, the kernel in the backend's name, rounded numbers."""
         ms, total = rounded(more.pop("milliseconds", self.milliseconds)), rounded(more.pop("total", self.total))
         result = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
-        numbers = {n: rounded(v) for n in ("pytorch", "least", "of_limit") if (v := getattr(result, n)) is not None}
+        numbers = {n: rounded(v) for n in _NUMBERS if (v := getattr(result, n)) is not None}
         return replace(result, problem=str(self.convolution), outputs="+".join(self.passes),
                        layout=self.convolution.layout, **numbers)  # fmt: skip
 
@@ -203,7 +208,6 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 
 _EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
 _SUMMED = ("layer", "calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
-PROFILED = ("layer", "output", "backend", "calls", "ms", "share", "PyTorch ms", "of limit", "problem")
 
 
 def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
@@ -222,9 +226,7 @@ def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
         "milliseconds": (lambda c: c.milliseconds, ".4f"),
         "mean ms": (lambda c: c.total / c.calls, ".4f"),
         "total ms": (lambda c: c.total, ".2f"),
-        "ms": (lambda c: c.total, ".3f"),
         "share": (lambda c: c.total / whole, ".1%"),
-        "PyTorch ms": (lambda c: c.pytorch and c.pytorch * c.calls, ".3f"),
         "of limit": (lambda c: c.of_limit, ".0%"),
         "device": (lambda c: c.device, ""),
         "problem": (lambda c: c.problem, ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from typing import Any, ClassVar
 
@@ -12,8 +12,10 @@ from ..backends import COPY, built_in, why_absent
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import Table, html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
+from .calls import Call
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import BEYOND, TOO_LOW, Limits
+from .screen import Layers, text_of
 
 
 @dataclass(frozen=True)
@@ -286,26 +288,16 @@ class ModelExplanation(Drawn):
             raise ValueError(f"no convolution of this model matches {pattern!r}; there are {names} ...")
         return ModelExplanation(self.machine, result)
 
-    def _table(self) -> Table[Layer]:
-        def best(layer: Layer) -> str:
-            least = layer.explanation.limit_seconds
-            return "" if least is None else f"{len(layer.names) * least * 1e3:.3g} ms"
-
-        def chosen(layer: Layer, output: Output) -> str:
-            row = next((r for r in layer.explanation.rows if r.chosen and r.output == output), None)
-            if row is None:
-                return ""
-            return f"{row.backend} [{row.runs.split(' ')[0]}]" if row.runs else row.backend
-
-        return Table(self.layers, {
-            "layer": (lambda x: x.names[0] or x.kind, ""),
-            "times": (lambda x: str(len(x.names)), ""),
-            "GFLOP": (lambda x: f"{len(x.names) * x.problem.flops / 1e9:.3f}", ""),
-            "MB": (lambda x: f"{len(x.names) * x.problem.least_bytes / 1e6:.1f}", ""),
-            "best": (best, ""),
-            **{output: (partial(chosen, output=output), "") for output in PASSES},
-            "problem": (lambda x: str(x.problem.replace(name="")), ""),
-        })  # fmt: skip
+    @property
+    def rows(self) -> list[Call]:
+        """The backend that was chosen for each pass of each layer."""
+        return [
+            Call(str(x.problem.replace(name="")), r.output, f"{r.backend} {r.runs.split(' ')[0]}".rstrip(),
+                 layout=r.layout, reason=r.reasons[0], milliseconds=(ms := (r.seconds or 0) * 1e3), calls=len(x.names),
+                 total=len(x.names) * ms, layers=tuple(name or x.kind for name in x.names),
+                 least=None if (least := x.explanation.limit_seconds) is None else least * 1e3)
+            for x in self.layers for r in x.explanation.rows if r.chosen and r.output in PASSES
+        ]  # fmt: skip
 
     @property
     def transfers(self) -> list[tuple[str, Transfer]]:
@@ -321,12 +313,12 @@ class ModelExplanation(Drawn):
         linears = " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
         kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
         title = f"{no_kernels(self.machine)}{count} {kinds}, {len(self.layers)} different, on {self.machine}"
-        text = f"{title if width is None else wrapped(title, width)}\n{self._table().text(width)}"
+        text = text_of([title, *Layers(self.rows).lines(width, texts=True)], width)
         rows = [(name, *t.cells()) for name, t in self.transfers]
         return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
 
     def _repr_html_(self) -> str:
-        return f"<p>on {escape(str(self.machine))}</p>{self._table().html()}{self._picture()}"
+        return f"<p>on {escape(str(self.machine))}</p>{Layers(self.rows).html()}{self._picture()}"
 
     def _points(self) -> list[Point]:
         """Each layer at best, and what was measured of it."""

@@ -1,7 +1,10 @@
-"""Time the chosen backend and ATen for each output of a problem, on the machine that is here."""
+"""Time the chosen backend and ATen for each output of a problem, here; and notice what else this machine does."""
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -12,10 +15,12 @@ from ..engine.ab_timer import compare
 from ..problem import PASSES, ConvProblem
 from .explanation import Answer, Explanation
 from .onednn_log import onednn_log
-from .roofline import limits_of
+from .roofline import limits_of, of_usual_speed
 
 _MOST_BYTES = 4 << 30
 _DIFFERENT = 1.05  # times as long: less is noise
+_OTHERS = 0.25  # processors that others may take from ours
+_USUAL = 0.5  # of the usual speed, which caches and clocks explain
 
 
 def measured(explanation: Explanation) -> Explanation:
@@ -67,3 +72,38 @@ def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
     if row.chosen and slower and row.reasons[0].startswith(BY_RULE):
         return ("by rule; in this measurement aten took less time",)
     return row.reasons
+
+
+class Load:
+    """The processor time that other processes take, from when it is made."""
+
+    def __init__(self) -> None:
+        self._start = self._times()
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        """Seconds by the clock, and of processors for others, of which only Linux tells."""
+        others = 0.0
+        with suppress(OSError, ValueError), open("/proc/stat", encoding="utf-8") as lines:
+            user, nice, system, _, _, irq, soft, steal = map(int, next(lines).split()[1:9])
+            others = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+        return time.perf_counter(), others
+
+    @property
+    def others(self) -> float:
+        """How many processors others kept busy."""
+        (begun, before), (now, after) = self._start, self._times()
+        return max(0.0, (after - before) / (now - begun))
+
+    def warnings(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        """Why what was timed since then is not to be trusted; nothing where it is."""
+        if device.type != "cpu":
+            return ()
+        said, cores, threads, others = [], os.cpu_count() or 1, torch.get_num_threads(), self.others
+        if others + threads > cores + _OTHERS and others > _OTHERS:
+            said.append(
+                f"other processes kept {others:.1f} of its {cores} processors busy, and this one has {threads} threads"
+            )
+        if (part := of_usual_speed(dtype)) is not None and part < _USUAL:
+            said.append(f"PyTorch's own matrix product ran at {part:.0%} of its usual speed")
+        return (f"THIS MACHINE WAS BUSY: {' and '.join(said)}; run it again when it is idle.",) if said else ()

@@ -61,7 +61,7 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile["kind"], "ms"),
         ms=f"{{:,.{_decimals(rows)}f}}".format,
         time=lambda milliseconds: shown(milliseconds / 1e3),
-        described=_described,
+        described=described,
         side=_side,
         ratio=_ratio,
         change=_change,
@@ -71,7 +71,7 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
 def _plot(profile: Data, width: float, height: float) -> str:
     short, points = _shortened(profile["rows"]), []
     for i, r in enumerate(profile["rows"]):
-        name = f"{short(r) or _described(r['problem']).partition(',')[0]} {_direction(r)}" if i < _NAMED else ""
+        name = f"{short(r) or described(r['problem']).partition(',')[0]} {_direction(r)}" if i < _NAMED else ""
         share = r["total"] / profile["rows"][0]["total"]
         points.append(
             Point(name, r["flops"], r["bytes"], r["milliseconds"] * 1e-3, _side(r["backend"]) == "ours", share)
@@ -91,7 +91,7 @@ def _side(backend: str) -> str:
     return "theirs" if by_pytorch(backend) else "ours"
 
 
-def _described(problem: str) -> str:
+def described(problem: str) -> str:
     """A convolution in words, as short as they go."""
     p = ConvProblem.parse(problem)
     kind = "depthwise" if p.depthwise else "dense" if p.groups == 1 else f"{p.groups} groups"
@@ -104,6 +104,9 @@ def _described(problem: str) -> str:
     if set(p.dilation) != {1}:
         words.append(f"dilation {_sizes(p.dilation)}")
     words.append(f"batch {p.batch}")
+    uneven = [str(pair) for pair in dict.fromkeys(p.padding) if pair[0] != pair[1]]
+    words += [f"padding {' '.join(uneven)}"] if uneven else []
+    words += [f"{p.padding_mode} padding"] if p.padding_mode != "zeros" else []
     words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
     words += ["channels_last"] if p.channels_last else []
     return ", ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words)

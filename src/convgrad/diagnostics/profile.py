@@ -20,10 +20,10 @@ from .. import __version__
 from ..backends import why_absent
 from ..engine.ab_timer import conditions
 from ..foreign import read_as, read_json
-from ..tables import html_table
-from .calls import PROFILED, Call, table_of
+from .calls import Call
 from .page import page_of
 from .roofline import BEYOND, TOO_LOW, Limits
+from .screen import Layers, screen
 
 #: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
@@ -31,6 +31,8 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 #: The fields of a call in the data that are computed from others, or written in another form.
 _ROW = ("layers", "problem", "outputs", "shown", "backend", "reason", "layout", "device", "calls", "milliseconds",
         "total", "flops", "bytes", "pytorch", "least", "bound", "of_limit", "copies")  # fmt: skip
+#: Those that data of an earlier release lacks.
+_LATER = ("speedup", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,24 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of the whole step, all of which add up to it: milliseconds by convgrad and by PyTorch."""
+
+    name: str
+    milliseconds: float
+    pytorch: float
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that the user registered: the layers that it computes, and reason -> layers that it refuses."""
+
+    name: str
+    layers: tuple[str, ...]
+    refused: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Change:
     """One direction of one convolution in two runs: the time of all its calls."""
 
@@ -102,6 +122,10 @@ class Profile:
         looked: how much was examined to find them.
         timeline: the calls of one step in their order.
         notes: how it was measured, for the reader.
+        warnings: why the times are not to be trusted; such a profile has no ratio in its finding.
+        parts: of the whole step.
+        kernels: those that the user registered.
+        whole: the last lines of the screen: the gradients' error, memory, and the limit of the step.
         limits: what the machine can do at best, by dtype: the fields of `convgrad.diagnostics.Limits`.
         conditions: machine, threads, versions, memory setting.
         made: date and time, ISO 8601.
@@ -123,6 +147,10 @@ class Profile:
     made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     convgrad: str = __version__
     before: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    whole: tuple[str, ...] = ()
     schema: int = SCHEMA
 
     @classmethod
@@ -224,20 +252,18 @@ class Profile:
         text = self.to_json() if str(path).endswith(".json") else self.to_html()
         Path(path).write_text(text, encoding="utf-8")
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Return the rows as texts, their head first."""
-        return table_of(self.rows, PROFILED).cells()
+    def text(self, width: int | None = 100, *, everything: bool = False) -> str:
+        """Return the screen: the layers that cost most, or all of them, then the whole step."""
+        return screen(self, width, everything=everything)
 
     def __str__(self) -> str:
-        costs = [f"{c.what}\n    {c.remedy}" for c in self.costs]
-        whole = "share: of the time in convolutions"
-        return "\n".join([self.finding, *costs, table_of(self.rows, PROFILED).text(), whole])
+        return self.text()
 
     def _repr_html_(self) -> str:
         try:
             page = self.to_html()
         except ImportError:
-            return f"<p>{escape(self.finding)}</p>{html_table(self.table())}"
+            return f"<p>{escape(self.finding)}</p>{Layers(self.rows).html()}"
         style = "width:100%;height:48rem;border:1px solid #8886;border-radius:6px"
         return f'<iframe title="convgrad report" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
@@ -246,7 +272,7 @@ def _plain(row: Call) -> dict[str, Any]:
     """A call as it is in the data."""
     flops, moved = row.work
     computed = {"outputs": [*row.passes], "layers": [*row.layers], "flops": flops, "bytes": moved, "copies": row.copied}
-    return {name: computed[name] if name in computed else getattr(row, name) for name in _ROW}
+    return {name: computed[name] if name in computed else getattr(row, name) for name in (*_ROW, *_LATER)}
 
 
 @dataclass(frozen=True)

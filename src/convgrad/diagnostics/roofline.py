@@ -111,19 +111,29 @@ def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | st
     a = torch.ones(1 << 26, dtype=torch.uint8, device=device)  # 64 MB, above any private cache
     b = torch.empty_like(a)
     copy = 2 * a.numel() / _best(lambda: b.copy_(a), device)
-    arithmetic = _arithmetic(dtype, device)
-    product = 0.0
-    for n in (512, 1024, 2048):
-        x = torch.ones(n, n, device=device, dtype=arithmetic)
-        y = torch.empty_like(x)
-        product = max(product, 2 * n**3 / _best(lambda x=x, y=y: torch.mm(x, x, out=y), device, 0.3))
+    product = max(_product(n, dtype, device) for n in (512, 1024, 2048))
     where = "this CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     known = _stored(dtype, device)
     if known is not None:
         copy, product = max(copy, known.bytes_per_second), max(product, known.flops_per_second)
-    result = Limits(copy, product, short(arithmetic), f"measured on {where}: a 64 MB copy, the best matrix product")
+    result = Limits(
+        copy, product, short(_arithmetic(dtype, device)), f"measured on {where}: a 64 MB copy, the best matrix product"
+    )
     _store(dtype, device, result)
     return result
+
+
+def _product(n: int, dtype: torch.dtype, device: torch.device, seconds: float = 0.3) -> float:
+    """FLOPs per second of the matrix product of two n x n matrices."""
+    x = torch.ones(n, n, device=device, dtype=_arithmetic(dtype, device))
+    y = torch.empty_like(x)
+    return 2 * n**3 / _best(lambda: torch.mm(x, x, out=y), device, seconds)
+
+
+def of_usual_speed(dtype: torch.dtype) -> float | None:
+    """Return the part of this CPU's known speed that a matrix product has now; None where it is not known."""
+    known = _stored(dtype, torch.device("cpu"))
+    return known and _product(1024, dtype, torch.device("cpu"), 0.1) / known.flops_per_second
 
 
 def _arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -1,18 +1,22 @@
-"""A training step of a model, stock and accelerated: measured, and made into a profile."""
+"""A training step of a model, stock and accelerated: measured as a whole and in its parts, and made into a profile."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from ..engine import Event, observing
-from ..engine.ab_timer import Comparison, Ratio, compare, second_call
+from ..backends import built_in
+from ..engine import Event, backends, observing, reasons_against
+from ..engine.ab_timer import Comparison, Ratio, call_seconds, median_interval
 from ..models import (
     NO_COPY,
     accelerate_,
@@ -23,18 +27,20 @@ from ..models import (
     training_step,
     why_it_fails,
 )
-from ..problem import ConvProblem
+from ..problem import PASSES, ConvProblem
 from .calls import Call, Usage, limited, reasoned, rounded
 from .capture import Running, module_names
 from .costs import costs_of_layout, costs_of_rows
+from .measure import Load
 from .page import shown
-from .profile import Profile, Variant
+from .parts import PARTS, watched
+from .profile import Kernel, Part, Profile, Variant
 from .roofline import Limits
 
 Stage = Callable[[str], object]
-_OBSERVED = 3  # steps; of a slow one a single one
 _TELLING = 1.25  # an interval with 1 in it whose ends are further apart says nothing
-_CALLS = 9  # of each form of the step that a comparison makes at least
+_ROUNDS = 7  # that give an interval and may hold a disturbed one
+_MOST_ROUNDS = 101
 
 
 def quiet(_: str) -> None:
@@ -52,13 +58,13 @@ def profile_model(
 ) -> Profile:
     """Measure a training step of a model by PyTorch and by convgrad, and each of its convolutions.
 
-    The step is forward and backward, without an optimizer. It runs on copies: the model stays as it is.
+    The step is forward, backward and an update by SGD. It runs on copies: the model stays as it is.
 
     Args:
         example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
         what: its name.
         tune: what would measure it ahead of time.
-        seconds: about how long all of it may take. A slow step is timed seven times at least, however long that takes.
+        seconds: how long all of it may take, about. A slow step is timed three times at least, however long that takes.
         stage: called with a description of each stage.
 
     Raises:
@@ -77,36 +83,57 @@ def profile_model(
     start = time.perf_counter()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     stage("preparing copies of the model")
-    models, left = _forms(model, example_inputs)
-    steps: dict[str, Callable[[], object]] = {name: training_step(one, example_inputs) for name, one in models.items()}
+    models, replaced, no_last = _forms(model, example_inputs)
+    steps = {name: _step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        began = time.perf_counter()
-        names = _layers(models["convgrad"], steps["convgrad"])
-        first = time.perf_counter() - began
+        names = {name: _layers(models[name], steps[name]) for name in ("PyTorch", "convgrad")}
+        load = Load()
         stage("timing a training step, PyTorch's and convgrad's alternately")
-        seen = _compared(steps, 0.4 * seconds, first, device)
+        steps, no_last = _that_fit(steps, no_last, start, seconds, device)
+        seen = _alternated(steps, start + 0.45 * seconds, device)
         stage("timing each convolution")
-        rounds = 1 if seen.median("PyTorch") > 0.04 * seconds else _OBSERVED
-        rows, limits, timeline = _observed(steps, names, rounds)
+        rows, limits, timeline = _observed(steps, names, start + 0.65 * seconds)
+        warnings = load.warnings(device, rows[0].convolution.dtype)
+        parts, whole = _whole(models, steps, example_inputs, seen, rows, device, start + 0.8 * seconds, not warnings)
+    if no_last:
+        whole = (*whole[:-1], f"channels_last was not timed: {no_last}.", whole[-1])
     variants = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
     for name in list(seen.samples)[1:]:
-        variants.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, seen.speedup(name))))
+        variants.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, _ratio(seen, name))))
     stage("timing other backends for the most expensive convolutions")
-    now, whole = time.perf_counter(), variants[1].milliseconds
-    until = max(start + 0.85 * seconds, now + 0.15 * seconds)
-    costs, looked = costs_of_rows(rows, whole, until, tune, layout=False, stock=False)
+    until = max(start + 0.9 * seconds, time.perf_counter() + 0.05 * seconds)
+    costs, looked = [], "No other backend was timed, for the machine was busy."
+    if not warnings:
+        found, looked = costs_of_rows(rows, variants[1].milliseconds, until, tune, layout=False, stock=False)
+        costs = [*costs_of_layout(seen), *found]
     notes = [
-        f"A step is forward and backward, without an optimizer. {left}",
-        f"PyTorch and convgrad alternated, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
-        f"A row's time is the median over {'one step' if rounds == 1 else f'{rounds} steps'}; watching costs a little.",
+        f"A step is forward, backward and SGD. {replaced}",
+        f"The forms of the step alternated, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %, or where "
+        "there are fewer than six rounds the whole range.",
+        "A row's time is its median over steps in which every call was watched, which costs a little.",
+        *warnings,
+        *([f"channels_last was not timed: {no_last}."] if no_last else []),
     ]
-    if len(seen.samples) == 2:
-        notes.append("channels_last was not timed: the step is slow, is there already, or does not run there.")
     return Profile.of(
-        rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
-        finding=_finding(seen), looked=looked, milliseconds=whole, variants=tuple(variants),
-        timeline=timeline,
+        rows, costs, notes, limits, device, kind="step", what=what or type(model).__name__,
+        finding=_finding(seen, warnings), looked=looked, milliseconds=variants[1].milliseconds, warnings=warnings,
+        variants=tuple(variants), parts=parts, kernels=_kernels(rows, device), whole=whole, timeline=timeline,
     )  # fmt: skip
+
+
+def _step(model: nn.Module, inputs: Any) -> Callable[[], object]:
+    """A training step: forward, backward and an update by SGD, whose rate of 0 leaves the parameters as they are."""
+    gradients, parameters = training_step(model, inputs), [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.0) if parameters else None
+
+    def step() -> None:
+        for parameter, gradient in zip(parameters, gradients(), strict=False):  # those of inputs follow
+            parameter.grad = gradient
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
 
 
 def _layers(model: nn.Module, step: Callable[[], object]) -> dict[ConvProblem, list[str]]:
@@ -125,8 +152,6 @@ def _layers(model: nn.Module, step: Callable[[], object]) -> dict[ConvProblem, l
 
     with module_names(model, running), observe_aten(), observing(note):
         step()
-    if not names:
-        raise ValueError(f"no convolution ran in this {type(model).__name__}")
     return names
 
 
@@ -135,8 +160,8 @@ def _plain(problem: ConvProblem) -> ConvProblem:
     return problem.replace(name="", has_bias=False)
 
 
-def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
-    """Name -> a copy of the model that computes in this form; and what `accelerate_` said.
+def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, str]:
+    """Name -> a copy of the model that computes in this form; what `accelerate_` said; why none is in channels_last.
 
     Raises:
         ValueError: the model cannot be copied.
@@ -150,49 +175,81 @@ def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
 
     stock, ours = twin(), twin()
     report = accelerate_(ours, example_inputs=inputs)
-    models = {"PyTorch": stock, "convgrad": ours}
-    as_it_is = all(t.is_contiguous() for t in tree_leaves(inputs) if isinstance(t, Tensor))
-    if spatial_convolutions(model) and as_it_is:
+    models, why = {"PyTorch": stock, "convgrad": ours}, ""
+    if not spatial_convolutions(model):
+        why = "the model has no convolution over images or volumes"
+    elif not all(t.is_contiguous() for t in tree_leaves(inputs) if isinstance(t, Tensor)):
+        why = "the inputs are in another layout already"
+    else:
         models["PyTorch, channels_last"] = last = twin()
         to_channels_last(last)
         models["convgrad, channels_last"] = both = twin()
         accelerate_(both, "channels_last", example_inputs=inputs)
-    said = f"convgrad.accelerate_ replaced {len(report.replaced)} of {len(report.replaced) + len(report.left)} layers; "
-    return models, said + "PyTorch's own kernels stay where nothing else is expected to be faster."
+    every = len(report.replaced) + len(report.left)
+    return models, f"convgrad.accelerate_ replaced {len(report.replaced)} of {every} layers.", why
 
 
-def _compared(steps: dict[str, Callable[[], object]], seconds: float, first: float, device: torch.device) -> Comparison:
-    """All forms timed alternately; of a slow step only the first two, and where a model does not run in channels_last.
+def _that_fit(
+    steps: dict[str, Callable[[], object]], why: str, start: float, seconds: float, device: torch.device
+) -> tuple[dict[str, Callable[[], object]], str]:
+    """Return the forms that run, and in the time there is; and why none of them is in channels_last."""
+    first = dict(list(steps.items())[:2])
+    if why:
+        return first, why
+    for step in list(steps.values())[2:]:
+        if failed := why_it_fails(step):
+            return first, f"the model does not run there ({failed})"
+    needed = _ROUNDS * sum(call_seconds(step, device) for step in steps.values())
+    left = start + 0.45 * seconds - time.perf_counter()
+    if needed > left:
+        return first, f"the step is slow, and --seconds {math.ceil(seconds + 2.5 * (needed - left))} would be enough"
+    return steps, ""
 
-    Args:
-        first: seconds of the very first step, which is slower than those that follow.
-    """
-    if (
-        first > seconds / _CALLS
-        or any(map(why_it_fails, list(steps.values())[2:]))
-        or _CALLS * sum(second_call(step, device) for step in steps.values()) > seconds
-    ):
-        steps = dict(list(steps.items())[:2])
-    return compare(steps, "PyTorch", seconds=seconds, device=device)
+
+def _alternated(steps: dict[str, Callable[[], object]], until: float, device: torch.device) -> Comparison:
+    """All forms timed alternately, until a time by `time.perf_counter`, but three rounds at least."""
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
+    while (done := len(samples[order[0]])) < 3 or (done < _MOST_ROUNDS and time.perf_counter() < until):
+        for name in order if done % 2 else order[::-1]:
+            samples[name].append(call_seconds(steps[name], device))
+    return Comparison("PyTorch", samples)
 
 
-def _finding(seen: Comparison) -> str:
-    """The result in a sentence or two, also where it is nothing."""
-    ratio = seen.speedup("convgrad")
-    times = f"{shown(seen.seconds('convgrad'))} instead of {shown(seen.seconds('PyTorch'))}"
+def _interval(ratios: Sequence[float]) -> Ratio:
+    """The median of ratios with its interval; of too few their range."""
+    low, high = median_interval(ratios)
+    return Ratio(median(ratios), max(low, min(ratios)), min(high, max(ratios)))
+
+
+def _ratio(seen: Comparison, name: str, base: str = "PyTorch") -> Ratio:
+    """How many times as fast one form is as another, with its interval."""
+    return _interval([a / b for a, b in zip(seen.samples[base], seen.samples[name], strict=True)])
+
+
+def _best(seen: Comparison, who: str) -> str:
+    """The faster of the forms of one side."""
+    return min((name for name in seen.samples if name.startswith(who)), key=seen.median)
+
+
+def _finding(seen: Comparison, warnings: Sequence[str] = ()) -> str:
+    """The best of PyTorch against the best of convgrad in a sentence or two, also where there is nothing to say."""
+    stock, ours = _best(seen, "PyTorch"), _best(seen, "convgrad")
+    ratio = _ratio(seen, ours, stock)
+    if warnings:
+        return "No comparison is made, for this machine was busy while the step was timed."
+    base = seen.median(stock)
+    times = f"{shown(base / ratio.value)}{_where(ours)} instead of {shown(base)}{_where(stock)}"
     if not ratio.differs and ratio.high > _TELLING * ratio.low:
-        said = f"What convgrad brings here cannot be told, for the times vary too much: {_words(ratio)}."
-    elif not ratio.differs:
-        said = f"convgrad makes no measurable difference to this training step here: {_words(ratio)}."
-    else:
-        slower = "" if ratio.value > 1 else "slower here, "
-        said = f"With convgrad the training step is {slower}{_words(ratio)} as fast: {times}."
-    last = "PyTorch, channels_last"
-    if last not in seen.samples or seen.speedup(last).low <= 1:
-        return said
-    ratio = Comparison(last, seen.samples).speedup("convgrad, channels_last")
-    more = f"{_words(ratio)} as fast as PyTorch" if ratio.differs else f"no different from it, {_words(ratio)}"
-    return f"{said} In channels_last PyTorch is faster, and convgrad {'is ' if ratio.differs else ''}{more}."
+        return f"What convgrad brings here cannot be told, for the times vary too much: {_words(ratio)}."
+    if not ratio.differs:
+        return f"convgrad makes no measurable difference to this training step here: {_words(ratio)}, {times}."
+    slower = "" if ratio.value > 1 else "slower here, "
+    return f"With convgrad the training step is {slower}{_words(ratio)} as fast: {times}."
+
+
+def _where(form: str) -> str:
+    return " in channels_last" if form.endswith("channels_last") else ""
 
 
 def _words(ratio: Ratio) -> str:
@@ -200,26 +257,149 @@ def _words(ratio: Ratio) -> str:
 
 
 def _observed(
-    steps: dict[str, Callable[[], object]], names: dict[ConvProblem, list[str]], rounds: int
+    steps: dict[str, Callable[[], object]], names: dict[str, dict[ConvProblem, list[str]]], until: float
 ) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
-    """The calls of a step by convgrad, with PyTorch's time of the same; the limits of their machines; a timeline."""
-    stock, ours = Usage(), Usage()
-    for _ in range(rounds):
-        for usage, name in ((stock, "PyTorch"), (ours, "convgrad")):
-            with observe_aten(), usage:
+    """Return the calls of a step by convgrad with PyTorch's time of the same layers, machines' limits, and a timeline.
+
+    Raises:
+        ValueError: no convolution ran.
+    """
+    rounds: dict[str, list[Usage]] = {"PyTorch": [], "convgrad": []}
+    while not rounds["convgrad"] or (len(rounds["convgrad"]) < _MOST_ROUNDS and time.perf_counter() < until):
+        for name, each in rounds.items():
+            with observe_aten(), Usage() as usage:
                 steps[name]()
             usage.end_step()
-    pytorch = {_same(call): call.milliseconds for call in stock.rows}
-    seen, limits = limited([*map(reasoned, ours.rows)])
-    rows = []
-    for call in seen:
-        layers, share = tuple(names.get(_plain(call.convolution), ())), call.calls / rounds
-        one = replace(call, layers=layers, calls=max(1, round(share)), pytorch=pytorch.get(_same(call)))
-        rows.append(one.normal(total=call.milliseconds * share))
-    rows.sort(key=lambda call: -call.total)
-    return rows, limits, ours.timeline(rows)
+            each.append(usage)
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)  # (layer, direction) -> PyTorch's, of each round
+    for usage in rounds["PyTorch"]:
+        now: dict[tuple[str, str], float] = defaultdict(float)
+        for call in usage.rows:
+            layers = names["PyTorch"].get(_plain(call.convolution), [])
+            for layer in layers:
+                now[layer, call.direction] += call.total / len(layers)
+        for key, total in now.items():
+            times[key].append(total)
+    kinds: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+    for call in (call for usage in rounds["convgrad"] for call in usage.rows):
+        kinds[_plain(call.convolution), call.outputs, call.backend].append(call)
+    if not kinds:
+        raise ValueError("no convolution ran in this model")
+    result = []
+    for calls in kinds.values():
+        layers = tuple(names["convgrad"].get(_plain(calls[0].convolution), ()))
+        one, total = median([c.total / c.calls for c in calls]), median([c.total for c in calls])
+        result.append(replace(calls[0], milliseconds=one, total=total, layers=layers))
+    seen, limits = limited([*map(reasoned, result)])
+    rows = sorted((_against(call, seen, kinds, times) for call in seen), key=lambda call: -call.total)
+    return rows, limits, rounds["convgrad"][-1].timeline(rows)
 
 
-def _same(call: Call) -> tuple[object, ...]:
-    """Return the key of calls that compute the same; the gradient of a bias costs next to nothing."""
-    return (_plain(call.convolution), tuple(o for o in call.passes if o != "grad_bias"), call.device)
+def _against(
+    call: Call,
+    seen: Sequence[Call],
+    kinds: dict[tuple[object, ...], list[Call]],
+    times: dict[tuple[str, str], list[float]],
+) -> Call:
+    """A row of the profile, compared with PyTorch's time of the same direction of the same layers."""
+    problem = _plain(call.convolution)
+    same = [c for c in seen if c.direction == call.direction and _plain(c.convolution) == problem]
+    stock = [times[layer, call.direction] for layer in call.layers if (layer, call.direction) in times]
+    if not call.layers or len(stock) < len(call.layers):
+        return call.normal()
+    mine = [kinds[problem, c.outputs, c.backend] for c in same]
+    totals = zip(map(sum, zip(*stock, strict=False)), *mine, strict=False)
+    ratios = [base / sum(c.total for c in ours) for base, *ours in totals]
+    value, *ends = _interval(ratios)
+    pytorch = value * call.milliseconds if len(same) == 1 else None
+    speed = {"speedup": value, **(dict(zip(("low", "high"), ends, strict=True)) if len(ratios) > 2 else {})}
+    return replace(call, pytorch=pytorch, **speed).normal()
+
+
+# ---- the whole step --------------------------------------------------------------------------------
+
+
+def _whole(
+    models: dict[str, nn.Module],
+    steps: dict[str, Callable[[], object]],
+    inputs: Any,
+    seen: Comparison,
+    rows: Sequence[Call],
+    device: torch.device,
+    until: float,
+    conclusive: bool,
+) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """The parts of the step, which add up to it, and what else is to be said of it as a whole."""
+    ours, stock = (watched(steps[name], device) for name in ("convgrad", "PyTorch"))
+    mine, theirs = seen.seconds("convgrad") * 1e3, seen.seconds("PyTorch") * 1e3
+    parts = tuple(
+        Part(name, rounded(ours.parts[name] / ours.seconds * mine), rounded(stock.parts[name] / stock.seconds * theirs))
+        for name in PARTS
+    )
+    said = ["gradients: not compared, for --seconds was too short."]
+    if time.perf_counter() < until:
+        said = [_error(models, inputs)]
+    said.append(f"memory: {ours.peak / 1e6:,.3g} MB at most in a step; PyTorch {stock.peak / 1e6:,.3g} MB.")
+    if all(row.least is not None for row in rows):
+        took, least = sum(row.total for row in rows), sum((row.least or 0) * row.calls for row in rows)
+        said.append(
+            f"limit: the convolutions, {took:.3g} ms when watched one by one, would take {least:.3g} ms at this "
+            f"machine's limit; the step, the rest as it is, {max(0.0, mine - parts[0].milliseconds) + least:.3g} ms."
+        )
+    if not 0.67 < ours.seconds * 1e3 / mine < 1.5:
+        said.append(
+            f"the parts are those of one watched step of {shown(ours.seconds)}, scaled to {shown(mine / 1e3)}: these "
+            "two do not agree."
+        )
+    forms = "; ".join(f"{name} {shown(seen.seconds(name))}" for name in seen.samples)
+    best = _best(seen, "PyTorch"), _best(seen, "convgrad")
+    ratio = f". {best[1]} against {best[0]}: {_words(_ratio(seen, best[1], best[0]))}" if conclusive else ""
+    said.append(f"step: {forms}{ratio}.")
+    return parts, tuple(said)
+
+
+def _error(models: dict[str, nn.Module], inputs: Any) -> str:
+    """The largest error of a gradient, beside PyTorch's own, against the same step in float64.
+
+    A gradient of which PyTorch's own is wrong by a hundredth is zero but for rounding, or random.
+    """
+    unknown = "gradients: not compared with float64, in which this model does not run."
+    try:
+        exact = copied(models["PyTorch"])
+        if exact is None or any(p.is_complex() or p.dtype == torch.float64 for p in exact.parameters()):
+            return unknown
+        wide = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, inputs)
+        each = []
+        for model, given in ((exact.double(), wide), (models["PyTorch"], inputs), (models["convgrad"], inputs)):
+            torch.manual_seed(0)
+            each.append(training_step(model, given)())
+    except Exception:  # of the model's own: it does not run in float64
+        return unknown
+    worst = (0.0, 0.0, "")
+    names = [name for name, p in models["PyTorch"].named_parameters() if p.requires_grad]
+    for name, right, *both in zip(names, *each, strict=False):
+        size = 0.0 if right is None else float(right.norm())
+        if size and all(g is not None for g in both):
+            theirs, ours = (float((g.double() - right).norm()) / size for g in both)
+            worst = max(worst, (ours, theirs, name)) if theirs < 0.01 else worst
+    if not worst[2]:
+        return "gradients: zero but for rounding, or random."
+    return f"gradients: {worst[0]:.1e} is the largest error, of {worst[2]}; PyTorch's own there {worst[1]:.1e}."
+
+
+def _kernels(rows: Sequence[Call], device: torch.device) -> tuple[Kernel, ...]:
+    """For each kernel that the user registered, the layers that it computes, and those that it refuses and why."""
+    ours, result = {backend.name for backend in built_in()}, []
+    layers_of = {_plain(row.convolution): row.layers for row in rows}
+    for name, backend in backends().items():
+        if name in ours:
+            continue
+        runs = [row for row in rows if row.backend.split(" ")[0] == name]
+        refused: dict[str, tuple[str, ...]] = {}
+        for problem, layers in layers_of.items():
+            against = [reasons_against(backend, problem, (output,), device) for output in PASSES]
+            if all(against):
+                reason = min((reasons[0] for reasons in against), key=lambda text: "compute" in text)
+                refused[reason] = (*refused.get(reason, ()), *layers)
+        result.append(Kernel(name, tuple(dict.fromkeys(x for row in runs for x in row.layers)), refused))
+    return tuple(result)

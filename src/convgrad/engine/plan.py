@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._compat import profiler_enabled
-from ..backends import runs_as_stated, statable_arguments
+from ..backends import runs_as_stated, statable_arguments, warn_if_absent
 from ..calculus import Role, add_bias, sum_of_bias
 from ..problem import ConvProblem, Output, Outputs, gradient_outputs, in_order
 from ..validation import check_output_padding
@@ -204,5 +204,7 @@ def plan_for(problem: ConvProblem, outputs: Outputs, device: torch.device, now: 
         BackendError: a requested backend cannot compute the outputs, or none can.
     """
     outputs, since = in_order(outputs), generation[0]
+    if now and device.type == "cpu":
+        warn_if_absent()
     steps = () if problem.empty else choose(problem, outputs, device, active(), now=now)
     return Plan(problem, outputs, device, steps, since)

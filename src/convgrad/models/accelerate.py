@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..backends import INSTANCE_NORM_DEFECT
+from ..backends import INSTANCE_NORM_DEFECT, why_absent
 from ..engine import plan_for
 from .classes import (
     accelerated_class,
@@ -82,7 +82,7 @@ def accelerate_(
     wanted = _wanted_format(memory_format)
     if example_inputs is not None:
         arguments(example_inputs)  # raises where they are no arguments
-    report = Report(dry_run=dry_run)
+    report = Report(dry_run=dry_run, missing=_missing(model))
     try:
         _turn(model, wanted, example_inputs, report)
         report.decisions = list(decide(model, only_gains))
@@ -186,11 +186,18 @@ def _norm_stays(module: Any) -> str | None:
     return None if norm_may_gain(tensor.device, tensor.dtype) else _no_gain(tensor.device)
 
 
+def _missing(model: nn.Module) -> str:
+    """Why there are no compiled kernels for a model on a CPU; empty where there are."""
+    return why_absent() if all(p.device.type == "cpu" for p in model.parameters()) else ""
+
+
 def _no_gain(device: torch.device) -> str:
     if device.type == "meta":
         return "it is on the meta device; accelerate the model on the device where it runs, or give only_gains=False"
+    if device.type == "cpu" and why_absent():
+        return "convgrad's kernels for it are compiled, and there are none"
     unknown = "at any usual size" if device.type == "cpu" else "as far as is known"
-    return f"nothing here is expected to be faster than PyTorch's own kernels {unknown}"
+    return f"PyTorch's own kernels are as fast {unknown}"
 
 
 # ---- layout --------------------------------------------------------------------------------------

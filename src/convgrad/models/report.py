@@ -41,12 +41,14 @@ class Report:
         memory_format: the layout to which the model was converted, or None.
         layout: why it was converted, or was not.
         dry_run: whether this is a plan, and the model is as it was.
+        missing: why there are no compiled kernels; empty where there are.
     """
 
     decisions: list[Decision] = field(default_factory=list)
     memory_format: str | None = None
     layout: str = ""
     dry_run: bool = False
+    missing: str = ""
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     @property
@@ -108,7 +110,11 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """One line; before it one that says so where there are no compiled kernels."""
+        return f"NO COMPILED KERNELS: {self.missing}\n{self._counted}" if self.missing else self._counted
+
+    @property
+    def _counted(self) -> str:
         if not self.decisions:
             return "no layer is of a kind that convgrad computes; convgrad.takeover() reaches functions too"
         done = "would be replaced" if self.dry_run else "replaced"

@@ -99,17 +99,16 @@ def why_it_fails(step: Callable[[], object]) -> str:
     return ""
 
 
-def training_step(model: nn.Module, inputs: Any) -> Callable[[], None]:
-    """A function that computes a model's outputs and the gradients of their sum; nothing is accumulated or updated.
+def training_step(model: nn.Module, inputs: Any) -> Callable[[], Sequence[Tensor | None]]:
+    """A function that returns the gradients of the sum of a model's outputs; nothing is accumulated or updated.
 
     The gradients are those of the parameters, and of inputs that require one.
     """
     leaves = [t for t in (*model.parameters(), *tree_leaves(inputs)) if isinstance(t, Tensor) and t.requires_grad]
 
-    def step() -> None:
+    def step() -> Sequence[Tensor | None]:
         result = _call(model, inputs)
         total = sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad)
-        if isinstance(total, Tensor):
-            torch.autograd.grad(total, leaves, allow_unused=True)
+        return torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()
 
     return step

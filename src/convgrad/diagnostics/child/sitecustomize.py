@@ -50,7 +50,7 @@ def _next_sitecustomize() -> None:
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
     this = sys.modules.pop(__name__)
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ModuleNotFoundError:
         sys.modules[__name__] = this
 

@@ -1,0 +1,182 @@
+"""A step on one screen: the layers that cost most, who computes them, against PyTorch, and what it adds up to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..tables import Table, counted, wrapped
+from .calls import Call
+from .page import described
+
+if TYPE_CHECKING:
+    from .profile import Kernel, Profile
+
+_FIRST = 5
+_GLUE = "\N{NO-BREAK SPACE}"
+_UNSURE = 1.5  # times the lower end of an interval
+
+
+class _Side:
+    """The output or the gradients of a group of equal layers: the calls that compute them together."""
+
+    def __init__(self, calls: Sequence[Call], busy: bool) -> None:
+        self.calls, self.first = calls, calls[0]
+        names = list(dict.fromkeys(call.backend for call in calls))
+        full = ", ".join(names)
+        self.backends = list(dict.fromkeys(name.split(" ")[0] for name in names))
+        self.by = full if len(full) < 22 else ", ".join(self.backends)
+        self.output = "  output" if self.first.direction == "forward" else "  gradients"
+        self.total = sum(call.total for call in calls)
+        self.least = None if None in (each := [c.least for c in calls]) else sum(
+            (least or 0) * call.calls for least, call in zip(each, calls, strict=True)
+        )  # fmt: skip
+        one = self.first
+        wide = not one.low or one.low < 1 < (one.high or 0) > _UNSURE * one.low
+        self.unsure = one.speedup is not None and (busy or wide)
+
+    @property
+    def speed(self) -> str:
+        """How many times as fast as PyTorch, with the interval; empty where that was not measured."""
+        one = self.first
+        if one.speedup is None:
+            return ""
+        interval = f" [{_short(one.low)}, {_short(one.high or 0)}]" if one.low else ""
+        return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
+
+
+class Layers:
+    """Calls by groups of equal layers, the most expensive group first: what `explain` and a profile show of a model.
+
+    Args:
+        kernels: that the user registered.
+        whole: milliseconds of which each row is a share, and what this is called.
+        busy: the machine was, and no row is to be compared.
+    """
+
+    def __init__(
+        self, rows: Sequence[Call], kernels: Sequence[Kernel] = (), whole: tuple[float, str] = (0.0, ""),
+        busy: bool = False,
+    ) -> None:  # fmt: skip
+        self.kernels, self.whole, self.busy = kernels, whole, busy
+        groups: dict[tuple[object, ...], dict[str, list[Call]]] = {}
+        for row in sorted(rows, key=lambda row: row.direction, reverse=True):
+            group = groups.setdefault((row.layers, row.convolution.replace(name="", has_bias=False)), {})
+            group.setdefault(row.direction, []).append(row)
+        sides = [[_Side(calls, busy) for calls in group.values()] for group in groups.values()]
+        self.groups = sorted(sides, key=lambda group: -sum(side.total for side in group))
+
+    def _table(self, groups: Sequence[Sequence[_Side]], without: Sequence[str] = ()) -> Table[_Side]:
+        measured, (whole, of) = any(side.total for group in groups for side in group), self.whole
+        columns: dict[str, tuple[Callable[[_Side], Any], str]] = {
+            "layers": (lambda s: _named(s.first), ""),
+            "": (lambda s: s.output, ""),
+            "by": (lambda s: s.by, ""),
+            "ms": (lambda s: s.total or None, ".3g"),
+            "PyTorch": (lambda s: s.first.speedup and s.first.speedup * s.total, ".3g"),
+            "times as fast": (lambda s: s.speed, ">"),
+            "limit" if measured else "ms at best": (
+                (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
+            of or "share": (lambda s: s.total / whole if whole else None, ".1%"),
+            **{kernel.name: (lambda s, kernel=kernel: self._of_kernel(kernel, s), "") for kernel in self.kernels},
+        }  # fmt: skip
+        sides = [side for group in groups for side in group]
+        return Table(sides, {title: column for title, column in columns.items() if title not in without})
+
+    def _of_kernel(self, kernel: Kernel, side: _Side) -> str:
+        refused = any(set(side.first.layers) & set(layers) for layers in kernel.refused.values())
+        return "runs" if kernel.name in side.backends else "refused" if refused else "-"
+
+    def lines(self, width: int | None, first: int | None = None, *, texts: bool = False) -> list[str]:
+        """Return the table, then what belongs below it, each reason once.
+
+        Args:
+            width: columns that would exceed it are left out, the share first and then PyTorch's time.
+            first: how many groups; None for all.
+            texts: the problem of each group as text, too.
+        """
+        groups, (whole, of) = self.groups[:first], self.whole
+        without = ["layers"]
+        rows = self._table(groups, without).text().splitlines()
+        for title in (of or "share", "PyTorch"):
+            if width is not None and max(map(len, rows)) > width:
+                without.append(title)
+                rows = self._table(groups, without).text().splitlines()
+        result, rest = rows[:1], iter(rows[1:])
+        for group in groups:
+            result += [
+                f"{_named(group[0].first)}: {_words(group[0].first)}",
+                *([f"  {group[0].first.problem}"] * texts),
+            ]
+            result += [next(rest) for _ in group]
+        if more := self.groups[len(groups) :]:
+            part = f", {sum(s.total for group in more for s in group) / whole:.0%} {of}" if whole else ""
+            result.append(f"and {counted(len(more), 'group')} of equal layers more{part}: --all shows them")
+        if any(side.unsure for group in groups for side in group):
+            result.append("?: not to be compared: a busy machine, too few times, or ones that vary too much.")
+        count = counted(sum(len(group[0].first.layers) for group in self.groups), "layer")
+        for kernel in self.kernels:
+            refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
+            result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {count}", *refused]))
+        by: dict[tuple[str, str], list[str]] = {}
+        for call in (call for group in groups for side in group for call in side.calls if call.reason):
+            reason = re.sub(r", in one (sweep|call)( with .*)?$", "", call.reason)
+            by.setdefault((call.backend.split(" ")[0], reason), []).append(_named(call).split(" ")[0])
+        for (name, reason), where in by.items():
+            each = list(dict.fromkeys(where))
+            others = f" and {len(each) - 3} more" if each[3:] else ""
+            result.append(f"why {name}: {reason} ({', '.join(each[:3])}{others})")
+        return result
+
+    def html(self) -> str:
+        """Return the table for a notebook."""
+        return self._table(self.groups).html()
+
+
+def _named(call: Call) -> str:
+    """The first layer of a group, and how many more there are."""
+    names = call.layers or (call.shown,)
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+
+
+def _words(call: Call) -> str:
+    """The convolution in words; those that belong together have `_GLUE` between them until lines are broken."""
+    return described(call.problem).replace("\N{MULTIPLICATION SIGN}", "x")
+
+
+def screen(profile: Profile, width: int | None = 100, *, everything: bool = False) -> str:
+    """Return a profile as text, no line wider than ``width``; everything: not the first five groups of layers only."""
+    step, rows = profile.kind == "step" and profile.milliseconds, profile.rows
+    whole = (step, "of step") if step else (sum(row.total for row in rows), "of these")
+    layers = Layers(rows, profile.kernels, whole, bool(profile.warnings))
+    lines = [*profile.warnings, profile.finding, f"{profile.what}, on {profile.conditions}", ""]
+    lines += layers.lines(width, None if everything else _FIRST)
+    lines += [f"{cost.what}\n    {cost.remedy}" for cost in profile.costs[:3]]
+    if profile.parts:
+        lines += ["", _parts(profile)]
+    lines += profile.whole
+    return text_of(lines, width)
+
+
+def text_of(lines: Sequence[str], width: int | None) -> str:
+    """Return lines as text, none of them wider than ``width``."""
+    return "\n".join(line if width is None else wrapped(line, width) for line in lines).replace(_GLUE, " ")
+
+
+def _parts(profile: Profile) -> str:
+    """100 % of the step, by kind of operator."""
+    parts = [part for part in profile.parts if part.milliseconds or part.pytorch]
+    whole = sum(part.milliseconds for part in parts), sum(part.pytorch for part in parts)
+    rows = [*((p.name, p.milliseconds, p.pytorch) for p in parts), ("the step", *whole)]
+    return Table(rows, {
+        "part of the step": (lambda r: r[0], ""),
+        "ms": (lambda r: r[1], ".3g"),
+        "of it": (lambda r: r[1] / (whole[0] or 1), ".0%"),
+        "PyTorch": (lambda r: r[2], ".3g"),
+        "of its": (lambda r: r[2] / (whole[1] or 1), ".0%"),
+    }).text()  # fmt: skip
