@@ -46,6 +46,11 @@ class _Side:
         return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
 
 
+def _ms(milliseconds: float) -> str:
+    """Three digits; empty where nothing was measured."""
+    return "" if not milliseconds else f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+
+
 def _short(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
 
@@ -77,8 +82,8 @@ class Layers:
             "layers": (lambda s: _named(s.first), ""),
             "": (lambda s: s.output, ""),
             "by": (lambda s: s.by, ""),
-            "ms": (lambda s: s.total or None, ".3g"),
-            "PyTorch": (lambda s: s.first.speedup and s.first.speedup * s.total, ".3g"),
+            "ms": (lambda s: _ms(s.total), ">"),
+            "PyTorch": (lambda s: _ms((s.first.speedup or 0) * s.total), ">"),
             "times as fast": (lambda s: s.speed, ">"),
             "limit" if measured else "ms at best": (
                 (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
@@ -154,7 +159,7 @@ def screen(profile: Profile, width: int | None = 100, *, everything: bool = Fals
     step, rows = profile.kind == "step" and profile.milliseconds, profile.rows
     whole = (step, "of step") if step else (sum(row.total for row in rows), "of these")
     layers = Layers(rows, profile.kernels, whole, bool(profile.warnings))
-    lines = [*profile.warnings, profile.finding, f"{profile.what}, on {profile.conditions}", ""]
+    lines = [profile.finding, *profile.warnings, f"{profile.what}, on {profile.conditions}", ""]
     lines += layers.lines(width, None if everything else _FIRST)
     lines += [f"{cost.what}\n    {cost.remedy}" for cost in profile.costs[:3]]
     if profile.parts:
@@ -175,8 +180,8 @@ def _parts(profile: Profile) -> str:
     rows = [*((p.name, p.milliseconds, p.pytorch) for p in parts), ("the step", *whole)]
     return Table(rows, {
         "part of the step": (lambda r: r[0], ""),
-        "ms": (lambda r: r[1], ".3g"),
+        "ms": (lambda r: _ms(r[1]), ">"),
         "of it": (lambda r: r[1] / (whole[0] or 1), ".0%"),
-        "PyTorch": (lambda r: r[2], ".3g"),
+        "PyTorch": (lambda r: _ms(r[2]), ">"),
         "of its": (lambda r: r[2] / (whole[1] or 1), ".0%"),
     }).text()  # fmt: skip

@@ -342,9 +342,10 @@ def _whole(
     said.append(f"memory: {ours.peak / 1e6:,.3g} MB at most in a step; PyTorch {stock.peak / 1e6:,.3g} MB.")
     if all(row.least is not None for row in rows):
         took, least = sum(row.total for row in rows), sum((row.least or 0) * row.calls for row in rows)
+        whole = max(0.0, mine - parts[0].milliseconds) + least
         said.append(
-            f"limit: the convolutions, {took:.3g} ms when watched one by one, would take {least:.3g} ms at this "
-            f"machine's limit; the step, the rest as it is, {max(0.0, mine - parts[0].milliseconds) + least:.3g} ms."
+            f"limit: the convolutions, {shown(took / 1e3)} when watched one by one, would take {shown(least / 1e3)} at "
+            f"this machine's limit; the step, the rest as it is, {shown(whole / 1e3)}."
         )
     if not 0.67 < ours.seconds * 1e3 / mine < 1.5:
         said.append(
