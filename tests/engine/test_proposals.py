@@ -315,6 +315,30 @@ def test_on_any_gpu_of_nvidia(
         assert {s.backend.name for s in choose(problem, outputs, CUDA, stored=False)} == {"aten"}
 
 
+@pytest.mark.parametrize(
+    ("text", "nvidia", "amd"),
+    [
+        ("mb256ic3ih224oc768kh16sh16 bfloat16", "aten:patches", "aten:patches"),
+        ("mb256ic3ih224oc768kh16sh16 bfloat16 channels_last", "aten:patches", "aten:patches"),
+        ("mb4096ic3id2ih14iw14oc1280kd2kh14kw14sd2sh14sw14 float16", "aten:patches", "aten:patches"),
+        ("mb8ic64ih128oc32oh256kh2sh2 transposed", "aten:patches", "aten:patches"),
+        ("mb1ic3ih16oc8kh4sh4", "aten", "aten"),  # a launch takes longer
+        ("mb2ic64id16ih56iw56oc64kd3kh3kw3pd1ph1pw1 bfloat16", "aten:channels_last", "aten"),
+        ("mb2ic64id16ih56iw56oc64kd3kh3kw3pd1ph1pw1", "aten", "aten"),
+        ("g32mb32ic256ih56oc256kh3ph1 bfloat16 channels_last", "aten:contiguous", "aten:contiguous"),
+        ("g32mb32ic256ih56oc256kh3ph1 bfloat16", "aten", "aten"),
+        ("g384mb32ic384ih32oc384kh31ph15 channels_last", "aten:contiguous", "aten:contiguous"),
+    ],
+)
+def test_routes_on_any_gpu(text: str, nvidia: str, amd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "_installed", lambda: True)
+    with described((8, 0)):
+        for expected, hip in ((nvidia, None), (amd, "7.0")):
+            monkeypatch.setattr(torch.version, "hip", hip)
+            steps = choose(ConvProblem.parse(text), ("forward",), CUDA, stored=False)
+            assert [s.backend.name for s in steps] == [expected]
+
+
 def test_never_on_a_gpu_that_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels were compiled for AMD's, and never run there."""
     monkeypatch.setattr(torch.version, "hip", "7.0")
