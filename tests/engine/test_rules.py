@@ -65,6 +65,23 @@ def test_the_first_line_that_fits_and_can(text: str, outputs: tuple[Output, ...]
     assert [step.backend.name for step in chosen(text, outputs)] == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mb64ic3id2ih14iw14oc1152kd2kh14kw14sd2sh14sw14", ["aten:patches"] * 3),
+        ("mb64ic3ih16oc768kh16sh16", ["aten:patches"] * 3),
+        ("mb4ic3ih224oc384kh14sh14", ["aten", "aten:patches", "aten"]),
+        ("mb4ic3ih224oc384kh14sh14 float64", ["aten"] * 3),
+        ("mb4ic3iw4096oc128kw3sw3", ["aten", "aten:patches", "aten"]),
+    ],
+)
+def test_kernels_that_do_not_overlap(text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "TABLE", {})
+    assert [chosen(text, outputs)[0].backend.name for outputs in ONE_BY_ONE] == expected
+    both = {step.backend.name for step in chosen(text, BOTH)}
+    assert both == {*expected[1:]}
+
+
 @pytest.mark.usefixtures("table")
 def test_the_reason_is_the_line() -> None:
     [step] = chosen("mb1g8ic8ih9oc8kh3ph1", ("forward",))

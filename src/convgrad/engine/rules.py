@@ -13,7 +13,7 @@ from math import ceil, prod
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import MOST_A_GROUP, aten_choice, transformed_dimensions
+from ..backends import MOST_A_GROUP, aten_choice, of_patches, transformed_dimensions
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .environment import mkl_at_its_best
@@ -93,6 +93,8 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
     lacking = cpu_lacks(problem.dtype)
     on_cpu = device.type == "cpu"
     for_mkl = on_cpu and not lacking and mkl_at_its_best() and _is_linear(problem)
+    if on_cpu and not lacking and _one_patch(problem):
+        yield "aten:patches", "the kernel covers the whole input, so that a pass is one product of matrices as they lie"
     special = [kind for kind, _ in special_kinds(problem)]
     for kind in (*special, kind_of(problem, outputs, bool(lacking))) if on_cpu else ():
         for way, gain in TABLE.get(kind or "", {}).items():
@@ -100,6 +102,8 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
                 break
             if way != "aten:float32" or worth_converting(problem, outputs, lacking):
                 yield way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average"
+    if on_cpu and not lacking and "grad_input" in outputs and _slow_scatter(problem):
+        yield "aten:patches", "kernels do not overlap, and PyTorch's gradient of the input takes several times as long"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
 
@@ -227,6 +231,16 @@ def _narrow(p: ConvProblem, outputs: Outputs) -> bool:
 
 def _overlapping(p: ConvProblem) -> bool:
     return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
+
+
+def _one_patch(p: ConvProblem) -> bool:
+    """A kernel as large as the input, as in an encoder that gets its patches one by one."""
+    return of_patches(p) and prod(p.output_size) == 1 and p.flops >= _SMALL
+
+
+def _slow_scatter(p: ConvProblem) -> bool:
+    """Kernels that do not overlap, of a problem whose gradient of the input oneDNN is slow at; it has no float64."""
+    return of_patches(p) and p.flops >= _SMALL and p.dtype.itemsize <= 4
 
 
 def _patches(p: ConvProblem) -> bool:
