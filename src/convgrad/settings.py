@@ -64,7 +64,8 @@ def measuring_share(device: torch.device) -> float:
 
 def may_choose_again(device: torch.device) -> bool:
     """Whether measuring may change a choice before a checkpoint repeats the call, which must save the same tensors."""
-    return saved_tensors_hooks() is not None and measuring_share(device) > 0
+    on_gpu = device.type == "cuda" and measuring[0] != 0  # where the first call of what a rule proposes is timed
+    return saved_tensors_hooks() is not None and (on_gpu or measuring_share(device) > 0)
 
 
 def flags(like: Tensor) -> object:

@@ -36,8 +36,8 @@ OFFERED = {
     "convgrad|--v": "--version",
     "convgrad|explain|--no-m": "--no-measure",
     "convgrad|check|-b|na": "native native:avx2 native:amx native:winograd",
-    "convgrad|check|-b|aten|:|c": "channels_last cudnn",  # bash keeps "aten:"
-    "convgrad|check|-b|aten|:": "float32 channels_last padded matmul cudnn miopen mkldnn native",
+    "convgrad|check|-b|aten|:|c": "channels_last contiguous cudnn",  # bash keeps "aten:"
+    "convgrad|check|-b|aten|:": "float32 channels_last contiguous padded matmul patches cudnn miopen mkldnn native",
     "convgrad|check|--backend|=|aten|:|m": "matmul miopen mkldnn",
     "convgrad|check|--property|b": "bound bias",
     "convgrad|explain|-o|grad_": "grad_input grad_weight grad_bias",
@@ -133,4 +133,4 @@ def test_a_tab_in_a_terminal(command: Path, shell: str, line: str, expected: str
 def test_what_fish_is_offered() -> None:
     code = '_CONVGRAD_COMPLETE=source_fish convgrad | source; complete --do-complete "convgrad check -b aten:c"'
     done = subprocess.run(["fish", "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["aten:channels_last", "aten:cudnn"]
+    assert done.stdout.split() == ["aten:channels_last", "aten:contiguous", "aten:cudnn"]

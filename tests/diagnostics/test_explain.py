@@ -383,12 +383,15 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
         for backend in ("aten:cudnn", "aten:miopen"):
             assert not any("this PyTorch" in why for why in reasons(text, device, backend).values())
     last = reasons(f"{text} channels_last", "h100", "aten:cudnn")
-    assert set(last.values()) == {"available, lower priority than aten"}  # why is said once, where aten is
-    timed = {"h100": "no rule prefers another backend", "a100": "no other backend was timed on a GPU like this"}
-    for device, why in timed.items():
-        chosen = reasons(f"{text} channels_last", device, "aten")
-        assert chosen["forward"] == why
-        assert chosen["grad_input"] == f"{why}, in one call with grad_weight and grad_bias"
+    assert set(last.values()) == {"available, lower priority than triton"}
+    for device in ("h100", "a100"):
+        why = reasons(f"{text} channels_last", device, "triton")["forward"]
+        assert why.startswith(
+            "proposed by rule, and timed against PyTorch's own at its first call: PyTorch's depthwise"
+        )
+        dense = reasons("mb8ic96ih56oc96kh7ph3 bfloat16", device, "aten")
+        assert dense["forward"] == "no rule prefers another backend"
+        assert dense["grad_input"] == f"{dense['forward']}, in one call with grad_weight and grad_bias"
     assert "picks CudaDepthwise2d" in reasons(text, "h100", "aten:cudnn")["grad_weight"]
     assert set(reasons(text, "h100", "aten:mkldnn").values()) == {"oneDNN needs the CPU, got cuda"}
     assert reasons(text, "h100", "aten:miopen")["forward"] == "PyTorch has no MIOpen on h100"

@@ -242,3 +242,10 @@ def test_a_call_without_a_kernel_takes_what_can_be_told(monkeypatch: pytest.Monk
     card = Card(monkeypatch)
     assert timing.empty_launch("meta") == pytest.approx(card.GAP)
     assert card.compare(nothing=lambda: None)("nothing") == timing._LEAST_ON_DEVICE
+
+
+def test_flushes_are_part_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch)
+    calls = {"ours": lambda: card.enqueue(5e-6, 10e-6), "theirs": lambda: card.enqueue(5e-6, 20e-6)}
+    compare(calls, seconds=0.05, device="meta", known={"ours": 1e-5, "theirs": 2e-5})
+    assert card.host < 0.06

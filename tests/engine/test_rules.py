@@ -11,11 +11,9 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.backends import triton
-from convgrad.backends.base import described
 from convgrad.engine import cache, choose, rules
 from convgrad.engine.registry import backends
-from convgrad.engine.rules import by_rule, kind_of, special_kinds, timed_on
+from convgrad.engine.rules import by_rule, kind_of, special_kinds
 from convgrad.problem import ConvProblem, Output
 
 CPU = torch.device("cpu")
@@ -67,6 +65,23 @@ def test_the_first_line_that_fits_and_can(text: str, outputs: tuple[Output, ...]
     assert [step.backend.name for step in chosen(text, outputs)] == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mb64ic3id2ih14iw14oc1152kd2kh14kw14sd2sh14sw14", ["aten:patches"] * 3),
+        ("mb64ic3ih16oc768kh16sh16", ["aten:patches"] * 3),
+        ("mb4ic3ih224oc384kh14sh14", ["aten", "aten:patches", "aten"]),
+        ("mb4ic3ih224oc384kh14sh14 float64", ["aten"] * 3),
+        ("mb4ic3iw4096oc128kw3sw3", ["aten", "aten:patches", "aten"]),
+    ],
+)
+def test_kernels_that_do_not_overlap(text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "TABLE", {})
+    assert [chosen(text, outputs)[0].backend.name for outputs in ONE_BY_ONE] == expected
+    both = {step.backend.name for step in chosen(text, BOTH)}
+    assert both == {*expected[1:]}
+
+
 @pytest.mark.usefixtures("table")
 def test_the_reason_is_the_line() -> None:
     [step] = chosen("mb1g8ic8ih9oc8kh3ph1", ("forward",))
@@ -79,35 +94,6 @@ def test_the_reason_is_the_line() -> None:
 def test_elsewhere_nothing_was_measured() -> None:
     for text, outputs, _ in ROWS:
         assert not list(by_rule(ConvProblem.parse(text), outputs, torch.device("cuda")))
-
-
-@pytest.mark.parametrize(
-    ("text", "outputs", "expected"),
-    [
-        ("g144ic144oc144mb128ih56kh3ph1", ("forward",), "triton"),
-        ("g144ic144oc144mb128ih56kh3ph1", BOTH, "triton"),
-        ("g144ic144oc144mb32ih56kh3ph1", BOTH, "aten"),  # what our call takes longer may be lost
-        ("g144ic144oc144mb128ih56kh3ph1 channels_last", BOTH, "aten"),
-        ("g96ic96oc96mb64ih56kh7ph3 bfloat16", BOTH, "triton"),
-        ("g144ic144oc144mb128ih56kh3ph1 float16", BOTH, "aten"),  # cuDNN's, which were not timed
-        ("g384ic384oc384mb32ih32kh31ph15 bfloat16", ("forward",), "triton:banded"),
-        ("g384ic384oc384mb32ih32kh31ph15", ("forward",), "aten"),  # nobody asked for TF32
-        ("g144ic144oc144mb512ih56kh3ph1sh2", ("forward",), "aten"),  # not timed
-        ("g96ic96oc96mb8id16ih56iw56kd3kh3kw3pd1ph1pw1", BOTH, "aten"),  # not timed
-        ("ic144oc144mb32ih56kh3ph1", BOTH, "aten"),
-    ],
-)
-def test_on_a_gpu_like_one_that_was_timed(
-    text: str, outputs: tuple[Output, ...], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton, "_installed", lambda: True)
-    problem, cuda = ConvProblem.parse(text), torch.device("cuda")
-    with described((9, 0)):
-        assert {s.backend.name for s in choose(problem, outputs, cuda, stored=False)} == {expected}
-        assert timed_on(cuda)
-    with described((8, 0)):  # nobody timed them there
-        assert {s.backend.name for s in choose(problem, outputs, cuda, stored=False)} == {"aten"}
-        assert not timed_on(cuda)
 
 
 @pytest.mark.parametrize(

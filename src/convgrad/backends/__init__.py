@@ -24,8 +24,15 @@ from .native import (
 )
 from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import COPY, PaddedCopy, padded
+from .patches import AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
-from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend
+from .routes import (
+    AtenChannelsLastBackend,
+    AtenContiguousBackend,
+    AtenFloat32Backend,
+    AtenMatmulBackend,
+    AtenPaddedBackend,
+)
 from .strides import usual_strides
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
@@ -34,7 +41,7 @@ def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     return [
         AtenBackend(), NativeBackend(), TritonBackend(), TritonBandedBackend(), Im2colBackend(), ReferenceBackend(),
-        AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend(), AtenMatmulBackend(), NativeAvx2Backend(),
-        NativeAmxBackend(), NativeWinogradBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(),
-        AtenNativeBackend(),
+        AtenFloat32Backend(), AtenChannelsLastBackend(), AtenContiguousBackend(), AtenPaddedBackend(),
+        AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(), NativeWinogradBackend(),
+        AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
     ]  # fmt: skip

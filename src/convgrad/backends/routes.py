@@ -106,6 +106,19 @@ class AtenChannelsLastBackend(_Restated):
         return lifted.replace(memory_format=channels_last_of(lifted.ndim))
 
 
+class AtenContiguousBackend(_Restated):
+    """Tensors in channels_last as contiguous ones: cuDNN computes groups there one after the other, on a GPU."""
+
+    name = "aten:contiguous"
+    summary = "ATen on contiguous copies, for tensors in channels_last"
+
+    def nothing_to_change(self, problem: ConvProblem) -> str:
+        return "" if problem.channels_last else "its layout is contiguous as it is"
+
+    def restated(self, problem: ConvProblem) -> ConvProblem:
+        return problem.replace(memory_format=torch.contiguous_format)
+
+
 class AtenPaddedBackend(_Restated):
     """ATen over an input that carries its padding, for its kernels that are wrong at the border.
 

@@ -36,8 +36,8 @@ DTYPES: Final = (
 )  # fmt: skip
 BACKENDS: Final = (
     "aten", "native", "triton", "triton:banded", "im2col", "reference", "aten:float32", "aten:channels_last",
-    "aten:padded", "aten:matmul", "native:avx2", "native:amx", "native:winograd", "aten:cudnn", "aten:miopen",
-    "aten:mkldnn", "aten:native",
+    "aten:contiguous", "aten:padded", "aten:matmul", "aten:patches", "native:avx2", "native:amx", "native:winograd",
+    "aten:cudnn", "aten:miopen", "aten:mkldnn", "aten:native",
 )  # fmt: skip
 #: What the name of a backend may end with, for a problem with a padding mode.
 COPY: Final = " (padded copy)"

@@ -1,7 +1,8 @@
 """Which backend computes which output.
 
 What decides is the first of these: a request by name; a kernel that the user registered; what was measured of this
-problem on this machine; where measuring is on, a measurement now; the rules; and where no rule applies, ATen.
+problem on this machine; where measuring is on, a measurement now; the rules; and where no rule applies, ATen. On a GPU
+a rule only proposes: the first call of what it chose is a measurement.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from ..settings import determinism_demanded
 from .cache import invalidate
 from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
+from .proposals import not_timed, proposals
 from .registry import backends, computed_at_once, get_backend, reasons_against
 from .request import Request
-from .rules import by_rule, timed_on
+from .rules import by_rule
 from .steps import Step
 
 #: How the reason of such a choice begins.
 BY_RULE = "by rule: "
+_PROPOSED = "proposed by rule, and timed against PyTorch's own at its first call: "
 
 _by_rules_alone = [0]
 
@@ -66,7 +69,8 @@ def choose(
     """
     if problem.padding_mode != "zeros":  # what is best for the padded copy, and no copy where it can do without
         steps = choose(padded(problem), outputs, device, request, now=now, stored=stored)
-        return tuple(s._replace(backend=PaddedCopy.where_needed(s.backend, problem, s.outputs, device)) for s in steps)
+        copying = [PaddedCopy.where_needed(s.backend, problem, s.outputs, device) for s in steps]
+        return tuple(s._replace(backend=b, proposed=False) for s, b in zip(steps, copying, strict=True))
     passes = passes_of(outputs)
     names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
     steps: tuple[Step, ...] = ()
@@ -159,7 +163,18 @@ def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tu
         if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
             return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
     aten = get_backend("aten")
-    why = "no rule prefers another backend" if timed_on(device) else "no other backend was timed on a GPU like this"
+    why = "no rule prefers another backend"
+    if _by(aten, "", problem, outputs, device):  # else there is nothing to time a proposal against
+        for way, reason in proposals(problem, device):
+            steps = _by(get_backend(way), _PROPOSED + reason, problem, outputs, device)
+            singly = [_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1]
+            if not (steps or any(singly)):
+                continue
+            untimed = "rules alone decide" if _by_rules_alone[0] else not_timed(device)
+            if not untimed:
+                return tuple(step._replace(proposed=True) for step in steps)
+            why = f"{way} was not timed against it on this GPU, and {untimed}"
+            break
     if len(passes) > 1:
         return _by(aten, why, problem, outputs, device)
     wrong, instead = aten.wrong_here(problem, passes, device)

@@ -6,6 +6,9 @@ them: operands that must be copied, an added bias and the sum of a bias gradient
 more than twice as long as the best is called a few times and no more; one that looks faster than ATen is compared with
 it once more, by themselves, and the worse of both comparisons counts.
 
+What a rule proposes on a GPU is timed in the same way, whether measuring is on or not: once, against ATen alone, on the
+operands of its first call (`confirmed`).
+
 Measuring costs time that training waits for. Therefore it may take a small share of the running time; an
 unsettled choice is looked at again when there is time for it (`look_again`). One process at a time measures; what it
 finds the others read.
@@ -17,6 +20,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -32,8 +37,9 @@ from .cache import invalidate
 from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
+from .proposals import not_timed
 from .registry import backends, computed_at_once
-from .steps import Step
+from .steps import Step, bind_step, slots_of
 from .trials import trials
 
 _HOPELESS = 2.0  # times the best
@@ -46,6 +52,8 @@ _MOST_BYTES = 2 << 30  # of operands and result
 _GRANTED = 0.5  # seconds of measuring before its share of the running time counts
 _TURN = 60.0  # seconds to wait for others, where every problem is to be measured
 _AGAIN = 10.0  # seconds until an unsettled choice is measured again
+#: Of what a rule proposed: seconds of timing before they may take only a share of the running time, and that share.
+_PROPOSED_GRANTED, _PROPOSED_SHARE = 5.0, 0.05
 
 #: What is wrong with some outputs of a problem by a backend, empty where nothing is; handed in from above.
 Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
@@ -94,14 +102,14 @@ def worth_measuring(problem: ConvProblem, device: torch.device, known: Measureme
     return not (jit_tracing() is not None or dispatch_modes() or torch.compiler.is_compiling())
 
 
-def _affordable(amount: float, share: float) -> bool:
+def _affordable(amount: float, share: float, proposed: bool = False) -> bool:
     """Whether measuring may take so many seconds now, if it may take this share of the running time."""
     if share == inf:
         return True
     now = time.perf_counter()
     if _state.since is None:
         _state.since = now
-    return _GRANTED + share * (now - _state.since) - _state.spent > amount
+    return (_PROPOSED_GRANTED if proposed else _GRANTED) + share * (now - _state.since) - _state.spent > amount
 
 
 def look_again(kernel: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -130,8 +138,22 @@ def measure_now(
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
     """
     share = inf if force else measuring_share(device)
+    return _now(problem, outputs, device, partial(_measured, problem, outputs, device), share, force=force)
+
+
+def _now(
+    problem: ConvProblem,
+    outputs: Outputs,
+    device: torch.device,
+    measure: Callable[[], Measurement | None],
+    share: float,
+    *,
+    proposed: bool = False,
+    force: bool = False,
+) -> Measurement | None:
+    """Measure if it may take this share of the running time, and no capture, thread or process is in the way."""
     every = share == inf  # also one of which a similar one was measured
-    if not _affordable(0.0, share):
+    if not _affordable(0.0, share, proposed):
         return None
     key = key_of(problem if every else similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
@@ -152,13 +174,37 @@ def measure_now(
                     _state.measured[key] = start
                     return known
             _state.measured[key] = start
-            return _measured(problem, outputs, device)
+            return measure()
     except (RuntimeError, MemoryError):  # no memory for the operands
         return None
     finally:
         _state.busy = outer
         _state.spent += time.perf_counter() - start
         _state.lock.release()
+
+
+def confirmed(kernel: Callable[..., Any], problem: ConvProblem, step: Step, device: torch.device) -> Callable[..., Any]:
+    """Return the kernel of a step that a rule proposed, which is timed against ATen's once, on its first operands.
+
+    What comes out is a measurement, which is stored, and all choices are made anew. Where nothing may be timed ATen
+    computes, until it may.
+    """
+    steps = {"aten": (step._replace(backend=backends()["aten"]),), label(step.backend): (step,)}
+    atens, faster = bind_step(problem, steps["aten"][0]), list[bool]()
+
+    def run(*args: Any) -> Any:
+        if not faster and not (not_timed(device) or _state.busy):
+            with suppress(Exception):  # where it raises, that is what the measurement finds
+                kernel(*args)  # compiles, which is no part of the time that measuring may take
+            given = dict(zip(slots_of(step.outputs), args, strict=False))
+            measure = partial(_compared, problem, step.outputs, device, steps, given)
+            known = _now(problem, step.outputs, device, measure, _PROPOSED_SHARE, proposed=True)
+            if known is not None:
+                faster.append(known.ranked()[0][0] != "aten")
+                invalidate()
+        return (kernel if faster and faster[0] else atens)(*args)
+
+    return run
 
 
 # ---- candidates ------------------------------------------------------------------------------------
@@ -202,8 +248,18 @@ def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) ->
 
 def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Measurement | None:
     """Measure the candidates once more, and keep what was found; None where none can be called."""
+    return _compared(problem, outputs, device, _candidates(problem, outputs, device))
+
+
+def _compared(
+    problem: ConvProblem,
+    outputs: Outputs,
+    device: torch.device,
+    ways: dict[str, tuple[Step, ...]],
+    given: dict[int, torch.Tensor] | None = None,
+) -> Measurement | None:
+    """Measure these ways once more, on given operands or on random ones, and keep what was found."""
     known = find(problem, outputs, device) or Measurement()
-    ways = _candidates(problem, outputs, device)
     wrong = known.wrong.copy()
     for way, steps in ways.items():
         unseen = way not in wrong and not (known.same and way in known.times)
@@ -215,7 +271,7 @@ def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device) -> M
     recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            calls = trials({way: (problem, steps) for way, steps in ways.items()}, outputs, device)
+            calls = trials({way: (problem, steps) for way, steps in ways.items()}, outputs, device, given)
             times, raised = _times(calls, device)
         # A backend that checks itself may have found at its first call that it is wrong.
         times = {way: t for way, t in times.items() if steps_of(way, problem, outputs, device)}

@@ -20,7 +20,7 @@ from ..validation import check_output_padding
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
-from .measurer import look_again
+from .measurer import confirmed, look_again
 from .request import Request, active, resume
 from .steps import SLOTS, Step, bind_step, is_prepared, slots_of
 
@@ -37,7 +37,8 @@ class Plan:
         outputs: what to compute, in the order of ``problem.OUTPUTS``.
         device: where to compute it.
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
-        unsettled: the choice is looked at again in its kernel, so PyTorch's own operator may not replace that.
+        unsettled: the kernel makes the choice again, so neither PyTorch's own operator nor an entry of the table may
+            replace it.
         aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
         arguments: of that operator, if so.
         backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`, kept.
@@ -63,7 +64,7 @@ class Plan:
         self.device = device
         self.steps = steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
-        self.unsettled = any(step.unsettled for step in self.steps)
+        self.unsettled = any(step.unsettled or step.proposed for step in self.steps)
         self.aten = one_call and not self.unsettled and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
         self.form: Any = None
@@ -91,9 +92,13 @@ class Plan:
             like: operands and bias of a pass, as `bind_step` takes them.
         """
         if self._kernels is None:
-            self._kernels = [bind_step(self.problem, step, like) for step in self.steps]
-            if self.unsettled:
-                self._kernels[0] = look_again(self._kernels[0], self.device)
+            kernels = [bind_step(self.problem, step, like) for step in self.steps]
+            for i, step in enumerate(self.steps):
+                if step.proposed:
+                    kernels[i] = confirmed(kernels[i], self.problem, step, self.device)
+            if any(step.unsettled for step in self.steps):
+                kernels[0] = look_again(kernels[0], self.device)
+            self._kernels = kernels
         return self._kernels
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 PyTorch's own kernels are, except for the kinds of problem in the table below. ``benchmarks/derive.py`` writes it from
 what ``benchmarks/sweep.py`` measured; `kind_of` is written by hand, from what is known of the kernels on both sides.
-A GPU has no table, but the few lines of `_on_gpu`, and those only for GPUs like one on which ours were timed.
+Those of a GPU are in `proposals`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import ceil, prod
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import MOST_A_GROUP, aten_choice, capability, transformed_dimensions
+from ..backends import MOST_A_GROUP, aten_choice, of_patches, transformed_dimensions
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .environment import mkl_at_its_best
@@ -52,13 +52,6 @@ _MANY_ROWS, _MEAN_SIZE = 5000, 250
 #: which packing for AMX pays.
 _LARGE = 1e7
 
-#: Compute capabilities of the GPUs on which ours were timed: Hopper, see benchmarks/results/gpu-h100.md.
-_TIMED = ((9, 0),)
-#: FLOPs of a pass from which PyTorch's depthwise kernels in NCHW keep a Hopper busy for about a millisecond a step.
-_LARGE_ON_GPU = 6e8
-#: Columns of a kernel from which tensor cores multiply it.
-_WIDE_KERNEL = 9
-
 
 def special_kinds(problem: ConvProblem) -> Iterator[tuple[str, str]]:
     """The kinds of problem that one backend is for, and which; without it they are of the next kind."""
@@ -96,10 +89,12 @@ def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | Non
 
 
 def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[tuple[str, str]]:
-    """The backends that are expected to be faster than PyTorch's own, best first, and why."""
+    """The backends that are expected to be faster than PyTorch's own on a CPU, best first, and why."""
     lacking = cpu_lacks(problem.dtype)
     on_cpu = device.type == "cpu"
     for_mkl = on_cpu and not lacking and mkl_at_its_best() and _is_linear(problem)
+    if on_cpu and not lacking and _one_patch(problem):
+        yield "aten:patches", "the kernel covers the whole input, so that a pass is one product of matrices as they lie"
     special = [kind for kind, _ in special_kinds(problem)]
     for kind in (*special, kind_of(problem, outputs, bool(lacking))) if on_cpu else ():
         for way, gain in TABLE.get(kind or "", {}).items():
@@ -107,33 +102,10 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
                 break
             if way != "aten:float32" or worth_converting(problem, outputs, lacking):
                 yield way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average"
-    if timed_on(device) and device.type != "cpu":
-        yield from _on_gpu(problem)
+    if on_cpu and not lacking and "grad_input" in outputs and _slow_scatter(problem):
+        yield "aten:patches", "kernels do not overlap, and PyTorch's gradient of the input takes several times as long"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
-
-
-def timed_on(device: torch.device) -> bool:
-    """Whether our kernels were timed against PyTorch's on a device like this."""
-    return device.type == "cpu" or capability(device) in _TIMED
-
-
-def _on_gpu(p: ConvProblem) -> Iterator[tuple[str, str]]:
-    """The same on a GPU, where a call of ours takes the processor longer than one of PyTorch's.
-
-    These 110 us of a training step, under autocast 260, are hidden where it waits for the GPU, and lost where it waits
-    for the processor. So by rule ours are taken only where PyTorch's kernels take about ten times as long, under
-    autocast five times: no step can lose more than the inverse of that. In channels_last few do. Volumes, strides and
-    dilation were not timed, nor was float16, of which PyTorch gives the usual kernels to cuDNN.
-    """
-    plain = p.ndim < 3 and max(*p.stride, *p.dilation) == 1
-    timed = plain and p.dtype in (torch.float32, torch.bfloat16)
-    if not (p.depthwise and timed) or p.channels_last or p.flops < _LARGE_ON_GPU:
-        return
-    if p.kernel_size[-1] < _WIDE_KERNEL:
-        yield "triton", "PyTorch's depthwise kernels take several times as long in NCHW"
-    elif p.dtype is torch.bfloat16:  # not float32, which it multiplies as TF32 and PyTorch's depthwise kernels don't
-        yield "triton:banded", "PyTorch's kernels take more than ten times as long for large depthwise kernels"
 
 
 def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
@@ -259,6 +231,16 @@ def _narrow(p: ConvProblem, outputs: Outputs) -> bool:
 
 def _overlapping(p: ConvProblem) -> bool:
     return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
+
+
+def _one_patch(p: ConvProblem) -> bool:
+    """A kernel as large as the input, as in an encoder that gets its patches one by one."""
+    return of_patches(p) and prod(p.output_size) == 1 and p.flops >= _SMALL
+
+
+def _slow_scatter(p: ConvProblem) -> bool:
+    """Kernels that do not overlap, of a problem whose gradient of the input oneDNN is slow at; it has no float64."""
+    return of_patches(p) and p.flops >= _SMALL and p.dtype.itemsize <= 4
 
 
 def _patches(p: ConvProblem) -> bool:

@@ -22,6 +22,8 @@ class Step(NamedTuple):
     reason: str
     #: The choice is to be looked at again, once there is time to measure.
     unsettled: bool = False
+    #: A rule proposed it, and its first call times it against PyTorch's own.
+    proposed: bool = False
 
 
 def slots_of(outputs: Outputs) -> tuple[int, ...]:

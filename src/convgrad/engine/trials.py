@@ -23,12 +23,16 @@ _MOST_SETS = 64
 
 
 def trials(
-    ways: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]], outputs: Outputs, device: torch.device
+    ways: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
+    outputs: Outputs,
+    device: torch.device,
+    given: dict[int, Tensor] | None = None,
 ) -> dict[str, Callable[[], list[Any]]]:
     """What runs each way as a plan would: operands that must be copied, a bias and the sum of its gradient included.
 
     Args:
         ways: name -> the steps, and the problem: the same one, in another layout perhaps.
+        given: the operands by their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
 
     Raises:
         RuntimeError, MemoryError: there is no memory for the operands.
@@ -37,7 +41,9 @@ def trials(
     count = _sets(next(iter(ways.values()))[0], device)
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
     for problem, _ in ways.values():
-        if problem not in sets:
+        if given is not None:
+            sets[problem] = [given]
+        elif problem not in sets:
             first = random_operands(problem, slots, device)
             sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(count - 1))]
     return in_turn({way: _bound(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})

@@ -68,8 +68,13 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
 
 
 def _is_atens(problem: ConvProblem, outputs: Outputs, device: torch.device) -> bool:
-    """Whether ATen is chosen: on a CPU, where Inductor gives it channels_last, also if the rules choose it there."""
+    """Whether ATen is chosen: on a CPU, where Inductor gives it channels_last, also if the rules choose it there.
+
+    It is if something else is only proposed, for nothing can be timed within a trace.
+    """
     plan = plan_for(problem, outputs, device)
+    if any(step.proposed for step in plan.steps):
+        return True
     ruled = all(step.backend.name == "aten" or step.reason.startswith(BY_RULE) for step in plan.steps)
     if plan.aten or device.type != "cpu" or not ruled:
         return plan.aten

@@ -18,11 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from convgrad.backends import ReferenceBackend
-from convgrad.backends.base import described
 from convgrad.backends.triton import TritonBackend, check, launch, start
 from convgrad.engine import cache
 from convgrad.engine.registry import get_backend
-from convgrad.engine.rules import by_rule, timed_on
 from convgrad.problem import OPERANDS, ConvProblem, Output
 
 PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih4iw8kh1kw3ph0pw1")
@@ -251,14 +249,3 @@ def test_nothing_is_launched_for_the_first_time_during_a_capture(
             run(x, weight)
     assert checked == [1]
     assert len(kernel.started) == 3
-
-
-def test_never_by_rule_on_a_gpu_that_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels were compiled for AMD's, and never run there."""
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    problem = ConvProblem.parse("g144ic144oc144mb256ih112kh7ph3")
-    with described((9, 0)):
-        assert not timed_on(torch.device("cuda"))
-        assert not list(by_rule(problem, ("forward",), torch.device("cuda")))
-        monkeypatch.setattr(torch.version, "hip", None)
-        assert [name for name, _ in by_rule(problem, ("forward",), torch.device("cuda"))] == ["triton"]
