@@ -1,10 +1,11 @@
-"""The rules from the sweep: for each kind of problem the ways that are faster than PyTorch's call, written as a table.
+"""The rules from the sweep: what the kernels' work costs, and which backends come first where there is no estimate.
 
-    python benchmarks/derive.py benchmarks/results/sweep.csv           print the table, what it loses, what native gains
-    python benchmarks/derive.py benchmarks/results/sweep.csv --write   and put it into rules.py and docs/rules.md
+    python benchmarks/derive.py benchmarks/results/sweep-*.csv           print that, what they lose, what native gains
+    python benchmarks/derive.py benchmarks/results/sweep-*.csv --write   and put it into engine/ and docs/
 
-The kinds are those of ``kind_of`` in rules.py. What the table loses is measured on problems that were held out: the
-rules of each fifth of the problems come from the others.
+The amounts are those of ``engine/costs.py``. Their prices are fitted so that the ratios of estimated times are those of
+measured ones. What the rules lose is measured on problems that were held out: prices and table for each fifth of the
+problems come from the others.
 """
 
 from __future__ import annotations
@@ -25,33 +26,38 @@ import torch
 from draw import put
 from sweep import COLUMNS, WAYS
 
-from convgrad.engine import rules
+from convgrad.engine import costs, rules
 from convgrad.problem import PASSES, ConvProblem, Pass
 
-RULES, RULE_LINES = Path(rules.__file__), ("# begin of the derived lines\n", "# end of the derived lines\n")
+LINES = ("# begin of the derived lines\n", "# end of the derived lines\n")
+COSTS, RULES = Path(costs.__file__), Path(rules.__file__)
 DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "rules.md", ("<!-- sweep -->\n", "<!-- end -->\n")
 FOLDS = 5
 #: What the table may name. Whether AVX2 is faster than AVX-512 is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.
-TAKEN = ("native", "native:amx", "native:winograd", "aten:float32", "aten:channels_last", "aten:mkldnn")
-#: Where alone it pays to pack for the tiles of AMX, or to transform.
-KINDS = {
-    "native:amx": ("volume", "wide dense", "wide product", "wide volume"),
-    "native:winograd": ("3x3",),
-}
+TAKEN = ("native", "aten:float32")
 _LEAST_ROWS = 8  # of a cell of the table of gains
 _CLEAR = 1.05  # what a way must gain to be taken
+_MOST_COLUMNS = 121  # of a line of code and its end
+_OUTLIER = 0.5  # difference of logarithms from which an error counts linearly
+
+#: Kind or kernels -> names -> numbers.
+Table = dict[str, dict[str, float]]
 
 
 class Row(NamedTuple):
     """A row of a sweep: the times of one pass, relative to PyTorch's call as given, of the ways that can compute it."""
 
     problem: ConvProblem
+    #: By what the rules judge it.
     kind: str | None
     pass_: Pass
     times: dict[str, float]
     noise: float
     lacking: str
+    #: The library that PyTorch uses, and what that and each backend does; empty where there is no estimate.
+    library: str
+    work: dict[str, costs.Amounts]
 
     @property
     def theirs(self) -> float:
@@ -62,12 +68,18 @@ class Row(NamedTuple):
     def fold(self) -> int:
         return crc32(str(self.problem).encode()) % FOLDS
 
-
-Table = dict[str, dict[str, float]]
+    @property
+    def shown_kind(self) -> str:
+        """The kind as the tables show it."""
+        if self.kind != "other":
+            return self.kind or "PyTorch's"
+        if self.problem.unpadded_pointwise:
+            return "pointwise"
+        return "grouped" if self.problem.groups > 1 else "dense"
 
 
 def read(paths: Sequence[Path]) -> Iterator[Row]:
-    """The rows of sweeps.
+    """Yield the rows of sweeps.
 
     Raises:
         SystemExit: a file of another kind.
@@ -82,16 +94,67 @@ def read(paths: Sequence[Path]) -> Iterator[Row]:
                 torch.set_num_threads(int(row["threads"]))
                 times = {way: float(row[way]) for way in WAYS if row[way]}
                 pass_: Pass = row["pass"]  # pyright: ignore[reportAssignmentType]
-                special = (kind for kind, way in rules.special_kinds(problem) if way in times)
-                kind = next(special, None) or rules.kind_of(problem, (pass_,), bool(row["lacking"]))
-                yield Row(problem, kind, pass_, times, float(row["noise"]), row["lacking"])
+                kind, library, work = rules.kind_of(problem, row["lacking"]), "", {}
+                if not (problem.depthwise or row["lacking"]):
+                    library = costs.library_of(problem)
+                    work = {k: costs.work(problem, pass_, k) for k in (library, *costs.BACKENDS)}
+                yield Row(problem, kind, pass_, times, float(row["noise"]), row["lacking"], library, work)
+
+
+def fitted(rows: Sequence[Row]) -> Table:
+    """Return the prices whose estimates have, by the least error, the ratios that were measured.
+
+    They are positive, and relative to the price of a call of oneDNN; the error is that of the logarithm of a ratio.
+    """
+    pairs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        for backend in row.work.keys() & row.times.keys():
+            pairs[backend, row.library].append(row)
+    amounts: dict[str, list[str]] = {}
+    for kernels in {name for pair in pairs for name in pair}:
+        amounts[kernels] = sorted({what for row in rows for what in row.work.get(kernels, ())})
+
+    def matrix(some: Sequence[Row], kernels: str) -> torch.Tensor:
+        counted = [[row.work[kernels].get(what, 0.0) for what in amounts[kernels]] for row in some]
+        return torch.tensor(counted, dtype=torch.float64)
+
+    if not pairs:
+        return {}
+    data = [
+        (a, b, matrix(some, a), matrix(some, b), torch.tensor([math.log(row.times[a]) for row in some]))
+        for (a, b), some in sorted(pairs.items())
+    ]
+    scales = {
+        k: torch.cat([m for a, b, x, y, _ in data for n, m in ((a, x), (b, y)) if n == k]).mean(0) for k in amounts
+    }
+    scales = {kernels: mean.clamp(min=1e-12) for kernels, mean in scales.items()}
+    logs = {k: torch.zeros(len(names), dtype=torch.float64, requires_grad=True) for k, names in amounts.items()}
+    optimizer = torch.optim.LBFGS(
+        [*logs.values()], max_iter=1000, history_size=30, tolerance_change=1e-10, line_search_fn="strong_wolfe"
+    )
+
+    def error() -> torch.Tensor:
+        optimizer.zero_grad()
+        prices = {kernels: log.exp() / scales[kernels] for kernels, log in logs.items()}
+        errors = [torch.log(x @ prices[a]) - torch.log(y @ prices[b]) - t for a, b, x, y, t in data]
+        every = torch.cat(errors)
+        total = torch.nn.functional.huber_loss(every, torch.zeros_like(every), delta=_OUTLIER)
+        total = total + 1e-6 * sum(log.square().sum() for log in logs.values())  # of an amount that nothing has
+        total.backward()
+        return total.detach()
+
+    optimizer.step(error)  # pyright: ignore[reportArgumentType]
+    prices = {
+        k: dict(zip(amounts[k], (log.detach().exp() / scales[k]).tolist(), strict=True)) for k, log in logs.items()
+    }
+    unit = prices["oneDNN"]["call"] if "oneDNN" in prices else 1.0
+    return {k: {w: float(f"{n / unit:.3g}") for w, n in found.items()} for k, found in sorted(prices.items())}
 
 
 def derived(rows: Sequence[Row]) -> Table:
-    """For each kind the fastest way, and what is faster than PyTorch where that cannot; with their gains."""
-    kinds = sorted({row.kind for row in rows if row.kind})
-    taken = {kind: [way for way in TAKEN if kind in KINDS.get(way, kinds)] for kind in kinds}
-    return {kind: dict(_ways([row for row in rows if row.kind == kind], taken[kind])) for kind in kinds}
+    """Return the fastest way for each kind without an estimate, and what is faster than PyTorch where that cannot."""
+    kinds = {kind: [row for row in rows if row.kind == kind] for kind in ("depthwise", "emulated")}
+    return {kind: dict(_ways(some, TAKEN)) for kind, some in kinds.items()}
 
 
 def _ways(rows: Sequence[Row], taken: Sequence[str]) -> Iterator[tuple[str, float]]:
@@ -109,8 +172,15 @@ def _gain(rows: Sequence[Row], way: str, over: str) -> float | None:
     return geometric_mean(some) if some else None
 
 
-def taken(table: Table, row: Row) -> str:
-    """What the rules take."""
+def taken(prices: Table, table: Table, row: Row) -> str:
+    """Return the way that the rules take."""
+    if row.kind == "other":
+        if row.library not in prices:
+            return "aten"
+        times = {k: sum(prices[k][what] * n for what, n in work.items()) for k, work in row.work.items() if k in prices}
+        gains = {way: times[row.library] / times[way] for way in times.keys() & row.times.keys()}
+        ways = costs.ranked(row.problem, 1, gains).items()
+        return next((way for way, gain in ways if gain >= rules.least_gain(row.problem, way)), "aten")
     worth = rules.worth_converting(row.problem, (row.pass_,), row.lacking)
     ways = (way for way in table.get(row.kind or "", ()) if way != "aten:float32" or worth)
     return next((way for way in ways if way in row.times), "aten")
@@ -118,8 +188,9 @@ def taken(table: Table, row: Row) -> str:
 
 def held_out(rows: Sequence[Row]) -> list[tuple[Row, str]]:
     """Each row with what is taken by the rules from the problems of the other folds."""
-    tables = [derived([row for row in rows if row.fold != fold]) for fold in range(FOLDS)]
-    return [(row, taken(tables[row.fold], row)) for row in rows]
+    parts = [[row for row in rows if row.fold != fold] for fold in range(FOLDS)]
+    found = [(fitted(part), derived(part)) for part in parts]
+    return [(row, taken(*found[row.fold], row)) for row in rows]
 
 
 # ---- what is said of it ------------------------------------------------------------------------------
@@ -130,9 +201,9 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
     yield "| held out | rows | rules: | against PyTorch's best: | below 0.9x | PyTorch's own: | below 0.9x |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     every = held_out(rows)
-    kinds: dict[str, list[tuple[Row, str]]] = {kind: [] for kind in sorted({row.kind for row in rows if row.kind})}
+    kinds: dict[str, list[tuple[Row, str]]] = {kind: [] for kind in sorted({row.shown_kind for row in rows})}
     for row, way in every:
-        kinds.setdefault(row.kind or "PyTorch's", []).append((row, way))
+        kinds[row.shown_kind].append((row, way))
     for name, some in (*kinds.items(), ("all", every)):
         ours = _losses(some)
         own = _losses([(row, "aten") for row, _ in some])
@@ -154,7 +225,9 @@ def gains(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.kind and "native" in row.times:
             layout = "channels_last" if row.problem.channels_last else "contiguous"
-            found[row.kind, str(row.problem.dtype)[6:], layout][row.pass_].append(row.theirs / row.times["native"])
+            found[row.shown_kind, str(row.problem.dtype)[6:], layout][row.pass_].append(
+                row.theirs / row.times["native"]
+            )
     yield f"| native | dtype | layout | problems | {' | '.join(PASSES)} |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for key, passes in sorted(found.items()):
@@ -164,9 +237,14 @@ def gains(rows: Sequence[Row]) -> Iterator[str]:
             yield f"| {' | '.join((*key, str(len(few[0])), *cells))} |"
 
 
-def as_code(table: Table) -> str:
-    lines = [f"    {json.dumps(kind)}: {json.dumps(ways)},\n" for kind, ways in table.items()]
-    return f"TABLE: dict[str, dict[str, float]] = {{\n{''.join(lines)}}}\n"
+def as_code(name: str, kind: str, table: Table) -> str:
+    """Return a table as Python has it, formatted."""
+    lines = []
+    for key, found in table.items():
+        line = f"    {json.dumps(key)}: {json.dumps(found)},\n"
+        several = "".join(f"        {json.dumps(what)}: {number},\n" for what, number in found.items())
+        lines.append(line if len(line) <= _MOST_COLUMNS else f"    {json.dumps(key)}: {{\n{several}    }},\n")
+    return f"{name}: {kind} = {{\n{''.join(lines)}}}\n"
 
 
 def main() -> int:
@@ -175,10 +253,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"put the results into {RULES.name} and {DOCS.name}")
     options = parser.parse_args()
     rows = list(read(options.csv))
-    table, said = as_code(derived(rows)), "\n".join([*report(rows), "", *gains(rows), ""])
-    print(f"{said}\n{table}", end="")
+    torch.set_num_threads(1)  # the last digits of a sum depend on it
+    prices = as_code("COSTS", "Costs", fitted(rows))
+    table = as_code("TABLE", "dict[str, dict[str, float]]", derived(rows))
+    said = "\n".join([*report(rows), "", *gains(rows), ""])
+    print(f"{said}\n{prices}\n{table}", end="")
     if options.write:
-        put(RULES, RULE_LINES, table)
+        put(COSTS, LINES, prices)
+        put(RULES, LINES, table)
         put(DOCS, DOCS_LINES, said)
     return 0
 

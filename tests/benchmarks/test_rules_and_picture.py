@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ import draw  # noqa: E402
 import sweep  # noqa: E402
 
 from convgrad.cli import bench_layers, bench_results, bench_steps  # noqa: E402
-from convgrad.engine import backends, measurements, rules  # noqa: E402
-from convgrad.problem import ConvProblem  # noqa: E402
+from convgrad.engine import backends, costs, measurements, rules  # noqa: E402
+from convgrad.problem import PASSES, ConvProblem  # noqa: E402
 
 CONDITIONS = dict(zip(bench_results.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
 
@@ -47,8 +47,8 @@ def test_problems_of_every_kind_repeat_and_are_no_larger_than_they_may_be() -> N
     assert len({*problems}) == len(problems)
     assert {p.ndim for p in problems} == {1, 2, 3}
     assert {p.dtype for p in problems} == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    kinds = {"volume", "pointwise", "dense", "grouped", "depthwise", "narrow", None}
-    assert {rules.kind_of(p, ("grad_input",), False) for p in problems} >= kinds
+    assert {rules.kind_of(p, "") for p in problems} == {"depthwise", "other", None}
+    assert {costs.library_of(p) for p in problems} == {"oneDNN", "columns"}
     for kind in ("depthwise", "channels_last", "transposed", "pointwise"):
         assert {getattr(p, kind) for p in problems} == {True, False}
     assert any(p.groups > 1 and not p.depthwise for p in problems)
@@ -99,53 +99,60 @@ def made_up(path: Path) -> str:
 
 
 def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    copy = tmp_path / "rules.py"
-    copy.write_text(Path(rules.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(derive, "RULES", copy)
+    copies = {"RULES": tmp_path / "rules.py", "COSTS": tmp_path / "costs.py"}
+    for (name, copy), module in zip(copies.items(), (rules, costs), strict=True):
+        copy.write_text(Path(module.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        monkeypatch.setattr(derive, name, copy)
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- sweep -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
     monkeypatch.setattr(derive, "DOCS", page)
     monkeypatch.setattr(sys, "argv", ["derive.py", made_up(tmp_path / "sweep.csv"), "--write"])
     assert derive.main() == 0
     printed = capsys.readouterr().out
-    text = copy.read_text(encoding="utf-8")
-    found: dict[str, Any] = {}
-    exec(text.split(derive.RULE_LINES[0])[1].split(derive.RULE_LINES[1])[0], found)
-    assert found["TABLE"] == {
-        "dense": {"aten:channels_last": 2.0},
-        "depthwise": {"native": 1.7},
-    }  # 2 ** 0.8 * 0.8 ** 0.2
+    texts = [copy.read_text(encoding="utf-8") for copy in copies.values()]
+    found: dict[str, Any] = {"Costs": None}
+    for text in texts:
+        exec(text.split(derive.LINES[0])[1].split(derive.LINES[1])[0], found)
+    assert found["TABLE"] == {"depthwise": {"native": 1.7}, "emulated": {}}  # 2 ** 0.8 * 0.8 ** 0.2
+    assert {*found["COSTS"]} == {"native", "oneDNN"}
+    assert found["COSTS"]["oneDNN"]["call"] == 1
     # 1.25 ** 0.2 and 2 ** 0.8 times as slow as the fastest way.
     assert "| depthwise | 50 | 5 % | 0.80x | 20.0 % (0.0 %) | 74 % | 0.0 % |" in printed
     said = page.read_text(encoding="utf-8")
     assert said.startswith("before\n<!-- sweep -->\n| held out |")
     assert said.endswith("|\n<!-- end -->\nafter\n")
     assert derive.main() == 0  # again, over what it wrote
-    assert (copy.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")) == (text, said)
+    assert [copy.read_text(encoding="utf-8") for copy in copies.values()] == texts
+    assert page.read_text(encoding="utf-8") == said
 
 
 def row(fold: int = 0, **times: float) -> derive.Row:
-    """A row of a few ways, which the others cannot compute."""
+    """A row of an emulated problem and a few ways, which the others cannot compute."""
     named = {way.replace("_", ":", 1): time for way, time in times.items()}
     problems = (ConvProblem.parse(f"g2mb{n}ic8ih9oc8kh3") for n in count(1))
-    rows = (derive.Row(problem, "grouped", "forward", {"aten": 1.0, **named}, 0.02, "all") for problem in problems)
+    rows = (derive.Row(p, "emulated", "forward", {"aten": 1.0, **named}, 0.02, "all", "", {}) for p in problems)
     return next(row for row in rows if row.fold == fold)
+
+
+def emulated(rows: Sequence[derive.Row]) -> dict[str, float]:
+    return derive.derived(rows)["emulated"]
 
 
 def test_a_second_way_where_the_first_cannot() -> None:
     rows = [row(native=0.25, aten_float32=0.5), row(aten_float32=0.25)]
-    assert derive.derived(rows) == {"grouped": {"native": 4.0, "aten:float32": 4.0}}
-    assert [derive.taken(derive.derived(rows), r) for r in (*rows, row())] == ["native", "aten:float32", "aten"]
+    assert emulated(rows) == {"native": 4.0, "aten:float32": 4.0}
+    ways = [derive.taken({}, derive.derived(rows), r) for r in (*rows, row())]
+    assert ways == ["native", "aten:float32", "aten"]
 
 
 def test_ways_are_compared_where_both_were_measured() -> None:
     rows = [row(native=0.8), row(native=0.2, aten_float32=0.25)]  # of which float32 gains more, 4.0 instead of 2.5
-    assert derive.derived(rows) == {"grouped": {"native": 2.5}}
+    assert emulated(rows) == {"native": 2.5}
 
 
 def test_what_gains_nothing_is_not_taken() -> None:
-    assert derive.derived([row(native=0.99), row(native=1.0)]) == {"grouped": {}}
-    assert derive.derived([row(native=0.5), row(native=2.2)]) == {"grouped": {}}
+    assert emulated([row(native=0.99), row(native=1.0)]) == {}
+    assert emulated([row(native=0.5), row(native=2.2)]) == {}
 
 
 def test_what_is_held_out_has_no_say() -> None:
@@ -154,6 +161,29 @@ def test_what_is_held_out_has_no_say() -> None:
     assert {way for _, way in derive.held_out(rows)} == {"native"}
     rows = [row(fold, native=1.5 if fold else 0.01) for fold in range(derive.FOLDS)]
     assert [way for _, way in derive.held_out(rows)] == ["aten", *["native"] * (derive.FOLDS - 1)]
+
+
+def estimated(texts: Iterable[str], prices: dict[str, dict[str, float]]) -> list[derive.Row]:
+    """Rows whose times are those of these prices."""
+    rows = []
+    for problem, pass_ in product(map(ConvProblem.parse, texts), PASSES):
+        work = {kernels: costs.work(problem, pass_, kernels) for kernels in ("oneDNN", "native")}
+        takes = {k: sum(prices[k].get(what, 0) * n for what, n in found.items()) for k, found in work.items()}
+        times = {"aten": 1.0, "native": takes["native"] / takes["oneDNN"]}
+        rows.append(derive.Row(problem, "other", pass_, times, 0.02, "", "oneDNN", work))
+    return rows
+
+
+def test_prices_are_those_that_the_times_were_made_of() -> None:
+    prices = {"oneDNN": {"call": 1.0, "convolution": 0.2}, "native": {"call": 0.1, "convolution": 0.4}}
+    sizes = product((1, 2, 8), (8, 32), (7, 28, 56))
+    rows = estimated((f"mb{n}ic{c}ih{size}oc{c}kh3ph1" for n, c, size in sizes), prices)
+    found = derive.fitted(rows)
+    assert found["native"]["call"] == pytest.approx(0.1, rel=0.1)
+    assert found["native"]["convolution"] / found["oneDNN"]["convolution"] == pytest.approx(2, rel=0.1)
+    for one in rows:
+        assert derive.taken(found, {}, one) == ("native" if one.times["native"] < 1 / 1.45 else "aten")
+        assert derive.taken({}, {}, one) == "aten"
 
 
 # ---- the picture -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ import torch
 import convgrad
 from convgrad.backends import ReferenceBackend
 from convgrad.check import check_problem
-from convgrad.engine import backends, get_backend, register, unregister
+from convgrad.engine import backends, choose, get_backend, register, unregister
 from convgrad.engine.registry import reasons_against, without
 from convgrad.errors import BackendError, UnknownNameError
-from convgrad.problem import PASSES, ConvProblem
+from convgrad.problem import PASSES, ConvProblem, Outputs
 from convgrad.settings import flags
 
 
@@ -117,3 +118,20 @@ def test_a_padded_copy_that_cannot_says_why() -> None:
 def test_a_part_of_a_name_is_enough_for_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(KeyError, match=f"did you mean '{meant}'"), convgrad.use_backend(name):
         pass
+
+
+def test_for_a_choice_a_backend_is_asked_once_about_the_same_outputs() -> None:
+    class Moody(ReferenceBackend):
+        """Usable for one pass the first time that it is asked, and never again."""
+
+        name, preferred = "moody", True
+        asked: ClassVar[list[Outputs]] = []
+
+        def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+            self.asked.append(outputs)
+            return [] if outputs == ("grad_weight",) and self.asked.count(outputs) == 1 else ["no"]
+
+    register(Moody())
+    steps = choose(ConvProblem.parse("mb1ic2ih6oc3kh3"), ("grad_input", "grad_weight"), torch.device("cpu"))
+    assert steps[1].backend.name == "moody"
+    assert len(Moody.asked) == len({*Moody.asked})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -47,6 +48,9 @@ def by_rules_alone() -> Generator[None, None, None]:
         invalidate()
 
 
+Steps = tuple[Step, ...]
+
+
 def choose(
     problem: ConvProblem,
     outputs: Outputs,
@@ -55,10 +59,11 @@ def choose(
     *,
     now: bool = False,
     stored: bool = True,
-) -> tuple[Step, ...]:
-    """The steps that compute ``outputs``; a ``grad_bias`` that no step yields is computed by the engine, as a sum.
+) -> Steps:
+    """Return the steps that compute ``outputs``; the engine computes a ``grad_bias`` that no step yields, a sum.
 
-    Several gradients come from one sweep if the backend that is chosen for all of them has one.
+    Several gradients come from one call if the backend that is chosen for all of them has one, else each is chosen by
+    itself.
 
     Args:
         now: they are about to run, so they may be measured where measuring is on.
@@ -71,130 +76,135 @@ def choose(
         steps = choose(padded(problem), outputs, device, request, now=now, stored=stored)
         copying = [PaddedCopy.where_needed(s.backend, problem, s.outputs, device) for s in steps]
         return tuple(s._replace(backend=b, proposed=False) for s, b in zip(steps, copying, strict=True))
-    passes = passes_of(outputs)
-    names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
-    steps: tuple[Step, ...] = ()
-    if len(names) == 1:
-        name = names.pop()
-        if name is not None:
-            steps = _by(get_backend(name), "requested by name", problem, outputs, device, requested=True)
-        elif (mine := _registered(problem, outputs, device)) is not None:
-            steps = mine
-        else:
-            unsettled = False
-            if stored and not _by_rules_alone[0] and not determinism_demanded(device):
-                steps, unsettled = _measured(problem, outputs, device, now)
-            if not steps:
-                steps = _by_rule(problem, outputs, device)
-            steps = tuple(step._replace(unsettled=unsettled) for step in steps)
-        if not steps and len(passes) == 1:
-            raise BackendError(_refusal(name, problem, passes, device))
-    return steps or tuple(
-        step for p in passes for step in choose(problem, (p,), device, request, now=now, stored=stored)
-    )
+    return _choose(_Asked(problem, outputs, device, {}), request, now, stored)
 
 
-# ---- by name -------------------------------------------------------------------------------------
+class _Asked:
+    """Some outputs of a problem, about which each backend is asked once: the next answer may not be the same."""
+
+    def __init__(self, problem: ConvProblem, outputs: Outputs, device: torch.device, answers: dict[Any, Any]) -> None:
+        self.problem, self.outputs, self.device = problem, outputs, device
+        self.passes = passes_of(outputs)
+        self._answers = answers
+
+    def one_by_one(self) -> list[_Asked]:
+        """Return the same question for each pass."""
+        return [_Asked(self.problem, (pass_,), self.device, self._answers) for pass_ in self.passes]
+
+    def given(self, backend: Backend, requested: bool = False) -> Outputs | None:
+        """Return what one call of a backend gives: all outputs, or all but the gradient of the bias; else None."""
+        key = backend.name, self.outputs, requested
+        if key not in self._answers:
+            there = self.problem, self.outputs, self.device
+            self._answers[key] = computed_at_once(backend, *there, requested=requested)
+        return self._answers[key]
+
+    def steps(self, backend: Backend, reason: str, requested: bool = False) -> Steps | None:
+        """Return one call of a backend; no step if it computes some of several passes, each by itself; else None."""
+        given = self.given(backend, requested)
+        if given is None:
+            apart = self.one_by_one() if len(self.passes) > 1 else ()
+            return () if any(one.given(backend, requested) for one in apart) else None
+        if requested:
+            warn_of(backend.wrong_here(self.problem, given, self.device)[0])
+        together = ", in one sweep" if len(passes_of(given)) > 1 and backend.name != "aten" else ""
+        words = filter(None, (reason, backend.remark(given)))
+        return (Step(backend, given, f"{', '.join(words)}{together}"),)
+
+
+def _choose(asked: _Asked, request: Request | None, now: bool, stored: bool) -> Steps:
+    """Return the steps of the first source that has some; where it computes passes by themselves, choose for each."""
+    if not asked.passes:  # a gradient of a bias alone
+        return ()
+    name, *others = {_name_for(p, request, alone=len(asked.passes) == 1) for p in asked.passes}
+    unsettled = False
+    if others:
+        steps = ()
+    elif name is not None:
+        steps = asked.steps(get_backend(name), "requested by name", requested=True)
+    else:
+        steps = _registered(asked)
+        if steps is None and stored and not _by_rules_alone[0] and not determinism_demanded(asked.device):
+            steps, unsettled = _measured(asked, now)
+        if steps is None:
+            steps = _by_rule(asked)
+    if steps:
+        return tuple(step._replace(unsettled=unsettled) for step in steps)
+    if len(asked.passes) == 1:
+        raise BackendError(_refusal(name, asked))
+    return tuple(step for one in asked.one_by_one() for step in _choose(one, request, now, stored))
+
+
+# ---- the sources: steps, no step for each pass by itself, or None ------------------------------------
 
 
 def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
-    """The backend that is requested for a pass; None if it has the pass in sweeps only, and none is needed."""
+    """Return the backend requested for a pass; None if it has the pass only with others, and none is needed."""
     name = getattr(request, pass_) if request else None
     if name is None or not alone or pass_ in get_backend(name).passes:
         return name
     return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
 
 
-def _registered(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
-    """One call of the user's kernel registered last of those that compute any of the passes; no step if it computes
-    them one by one, None if there is none. Of one pass a kernel is asked once: it may not answer the same again.
-    """
-    passes = passes_of(outputs)
-    for backend in reversed(backends().values()):
-        if not backend.preferred:
-            continue
-        steps = _by(backend, "registered by the user", problem, outputs, device)
-        if steps or any(_by(backend, "", problem, (one,), device) for one in passes if len(passes) > 1):
-            return steps
-    return None
+def _registered(asked: _Asked) -> Steps | None:
+    """Return the steps of the user's kernel registered last of those that compute any of the passes."""
+    mine = (b for b in reversed(backends().values()) if b.preferred)
+    found = (asked.steps(backend, "registered by the user") for backend in mine)
+    return next((steps for steps in found if steps is not None), None)
 
 
-def _by(
-    backend: Backend, reason: str, problem: ConvProblem, outputs: Outputs, device: torch.device, requested: bool = False
-) -> tuple[Step, ...]:
-    """One call of this backend for all of the outputs, with the gradient of the bias if it can; else no step."""
-    wanted = computed_at_once(backend, problem, outputs, device, requested=requested)
-    if wanted is None:
-        return ()
-    if requested:
-        warn_of(backend.wrong_here(problem, wanted, device)[0])
-    swept = ", in one sweep" if len(passes_of(wanted)) > 1 and backend.name != "aten" else ""
-    words = filter(None, (reason, backend.remark(wanted)))
-    return (Step(backend, wanted, f"{', '.join(words)}{swept}"),)
-
-
-# ---- measured ------------------------------------------------------------------------------------
-
-
-def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device, now: bool) -> tuple[tuple[Step, ...], bool]:
-    """The fastest usable steps by what was measured before, or is now; and whether to measure again later."""
-    known = find(problem, outputs, device)
-    unsettled = now and worth_measuring(problem, device, known)
+def _measured(asked: _Asked, now: bool) -> tuple[Steps | None, bool]:
+    """Return the fastest usable steps by what was measured before, or is now; and whether to measure again later."""
+    there = asked.problem, asked.outputs, asked.device
+    known = find(*there)
+    unsettled = now and worth_measuring(asked.problem, asked.device, known)
     if unsettled:
-        known = measure_now(problem, outputs, device) or known
+        known = measure_now(*there) or known
         unsettled = known is None or known.count < SETTLED
     if known:
         for way, _ in known.ranked():
-            if steps := steps_of(way, problem, outputs, device):
+            if steps := steps_of(way, *there):
                 return tuple(s._replace(reason=known.reason(way)) for s in steps), unsettled
-    return (), unsettled
+    return None, unsettled
 
 
-# ---- by rule -------------------------------------------------------------------------------------
-
-
-def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...]:
-    """One call for all of the outputs; no step if no sweep yields them."""
-    passes = passes_of(outputs)
-    for way, why in by_rule(problem, passes, device):
-        steps = _by(get_backend(way), BY_RULE + why, problem, outputs, device)
-        if steps:
+def _by_rule(asked: _Asked) -> Steps:
+    """Return the steps of the first backend of a rule; else PyTorch's, or of what replaces it where it is wrong."""
+    for way, why in by_rule(asked.problem, asked.passes, asked.device):
+        steps = asked.steps(get_backend(way), BY_RULE + why)
+        if steps is not None:
             return steps
-        if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
-            return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
     aten = get_backend("aten")
     why = "no rule prefers another backend"
-    if _by(aten, "", problem, outputs, device):  # else there is nothing to time a proposal against
-        for way, reason in proposals(problem, device):
-            steps = _by(get_backend(way), _PROPOSED + reason, problem, outputs, device)
-            singly = [_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1]
-            if not (steps or any(singly)):
+    steps = asked.steps(aten, why)
+    if steps:  # else there is nothing to time a proposal against
+        for way, reason in proposals(asked.problem, asked.device):
+            proposed = asked.steps(get_backend(way), _PROPOSED + reason)
+            if proposed is None:
                 continue
-            untimed = "rules alone decide" if _by_rules_alone[0] else not_timed(device)
+            untimed = "rules alone decide" if _by_rules_alone[0] else not_timed(asked.device)
             if not untimed:
-                return tuple(step._replace(proposed=True) for step in steps)
+                return tuple(step._replace(proposed=True) for step in proposed)
             why = f"{way} was not timed against it on this GPU, and {untimed}"
+            steps = asked.steps(aten, why)
             break
-    if len(passes) > 1:
-        return _by(aten, why, problem, outputs, device)
-    wrong, instead = aten.wrong_here(problem, passes, device)
-    if not wrong and not reasons_against(aten, problem, passes, device):
-        return _by(aten, why, problem, passes, device)
-    usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device)}
-    if not usable:
-        raise BackendError(_refusal(None, problem, passes, device))
-    first = next((usable[n] for n in instead if n in usable), next(iter(usable.values())))
+    if steps or len(asked.passes) > 1:
+        return steps or ()
+    wrong, instead = aten.wrong_here(asked.problem, asked.passes, asked.device)
     why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else "the first that can"
-    return _by(first, why, problem, passes, device)
+    there = backends()
+    found = (asked.steps(there[name], why) for name in dict.fromkeys((*instead, *there)) if name in there)
+    return next(filter(None, found), ())
 
 
-def _refusal(requested: str | None, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
-    """The message: the reasons of the backend that was requested, else of each."""
+def _refusal(requested: str | None, asked: _Asked) -> str:
+    """Return the message: the reasons of the backend that was requested, else of each."""
     who, there = "no backend can", backends()
     if requested is not None:
         who, there[requested] = f"backend {requested!r} cannot", get_backend(requested)  # over a padded copy, perhaps
-    found = {n: reasons_against(b, problem, outputs, device) for n, b in there.items()}
+    found = {n: reasons_against(b, asked.problem, asked.passes, asked.device) for n, b in there.items()}
     lines = [f"  {n}: {'; '.join(against)}" for n, against in found.items() if against and requested in (None, n)]
     can = [n for n, against in found.items() if not against]
     these = [f"  these can: {', '.join(can)}"] if can else []
-    return "\n".join([f"{who} compute {'+'.join(outputs)} of {problem} on {device}:", *lines, *these])
+    head = f"{who} compute {'+'.join(asked.passes)} of {asked.problem} on {asked.device}:"
+    return "\n".join([head, *lines, *these])

@@ -1,0 +1,201 @@
+"""How long CPU kernels take for a pass, by estimate: a sum of what they do, each amount times a coefficient.
+
+The coefficients are relative to the price of a call of oneDNN. ``benchmarks/derive.py`` fits them to the times that
+``benchmarks/sweep.py`` measured, and writes the table below. Each function that counts is written by hand, from what is
+known of the kernels. Depthwise problems and 16 bits that a processor has no arithmetic for have no estimate: see
+`rules.TABLE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, prod
+
+import torch
+
+from ..backends import MOST_A_GROUP, aten_choice, transformed_dimensions
+from ..problem import ConvProblem, Outputs, Pass, passes_of
+from ..settings import threads
+
+#: Lanes of a vector: oneDNN's hold channels, those of ``native`` hold results of a row.
+_CHANNELS, _RESULTS = 16, 8
+#: Elements of a kernel up to which ``native`` gathers a patch at once.
+_PATCH = 512
+#: How many times as fast ``native`` computes several passes in one call as by themselves, about.
+_TOGETHER = 1.1
+
+Amounts = dict[str, float]
+Costs = Mapping[str, Mapping[str, float]]
+
+#: Kernels -> the price of each amount that `work` counts.
+# begin of the derived lines
+COSTS: Costs = {
+    "columns": {"call": 0.258, "calls": 0.0124, "columns": 11.6, "convolution": 0.16, "operands": 6.9},
+    "native": {
+        "call": 0.123,
+        "convolution": 0.14,
+        "few channels": 0.174,
+        "idle lanes": 0.0913,
+        "input with padding": 3.09,
+        "output": 4.46,
+        "patches": 3.58,
+        "product": 0.127,
+        "weight": 0.574,
+    },
+    "native:amx": {"call": 0.118, "convolution": 0.09, "input with padding": 4.95, "output": 6.17, "weight": 3.57},
+    "native:winograd": {"call": 0.0689, "convolution": 0.155, "input": 4.37, "output": 4.94, "weight": 7.14},
+    "oneDNN": {
+        "call": 1.0,
+        "convolution": 0.138,
+        "laid out for forward": 2.38,
+        "laid out for grad_input": 8.49,
+        "laid out for grad_weight": 4.29,
+        "operands": 4.44,
+        "product": 0.187,
+        "sequence": 0.0293,
+    },
+}
+# end of the derived lines
+
+
+def gains(problem: ConvProblem, outputs: Outputs) -> dict[str, float]:
+    """Return how many times as fast as PyTorch's kernels each backend is, by estimate, in the order to try them."""
+    passes, pytorchs = passes_of(outputs), library_of(problem)
+    times = {
+        kernels: sum(COSTS[kernels][what] * n for pass_ in passes for what, n in work(problem, pass_, kernels).items())
+        for kernels in (pytorchs, *BACKENDS)
+    }
+    return ranked(problem, len(passes), {name: times[pytorchs] / times[name] for name in BACKENDS})
+
+
+def ranked(problem: ConvProblem, passes: int, found: Mapping[str, float]) -> dict[str, float]:
+    """Return gains in the order to try their backends: the largest first, but for ``native:amx``.
+
+    That comes before all others unless ``native`` is as fast: on no machine were it and Winograd's algorithm measured
+    together. It computes each pass by itself, where ``native`` reads the operands of several once.
+    """
+    order = dict(sorted(found.items(), key=lambda item: -item[1]))
+    amx = order.pop("native:amx", 0.0)
+    fits = problem.unpadded_pointwise or max(_group(problem)) <= MOST_A_GROUP
+    rival = order.get("native", 0.0) * (_TOGETHER if passes > 1 else 1) if fits else 0.0
+    if not amx:
+        return order
+    return {"native:amx": amx, **order} if amx > rival else {**order, "native:amx": amx}
+
+
+def library_of(problem: ConvProblem) -> str:
+    """Return which of PyTorch's libraries computes a problem on a CPU."""
+    return "columns" if aten_choice(problem, torch.device("cpu")).name.startswith("Slow") else "oneDNN"
+
+
+def work(problem: ConvProblem, pass_: Pass, kernels: str) -> Amounts:
+    """Return what some kernels do for a pass: floating-point operations, and elements of 4 bytes that are moved.
+
+    Both are in millions for each thread; ``call`` and ``calls`` are counts.
+
+    Args:
+        kernels: the name of a backend, or what `library_of` returns.
+    """
+    return {"call": 1.0, **_COUNTED[kernels](problem, pass_)}
+
+
+def _native(p: ConvProblem, pass_: Pass) -> Amounts:
+    """Count for vectors that hold results of a row, and tiles that hold the padding."""
+    flops = p.flops * max(p.dtype.itemsize / 4, 1) * _share()  # 16 bits are converted
+    row, patches = p.output_size[-1], not (p.unpadded_pointwise or overlapping(p))
+    few = min(_vector_channels(p, pass_), _CHANNELS)
+    return {
+        "product" if p.unpadded_pointwise else "convolution": flops,
+        "idle lanes": 0.0 if p.unpadded_pointwise else flops * (_filled(row, _RESULTS) - 1),
+        "few channels": flops / few,
+        "input with padding": _moved(p, p.batch * p.in_channels * prod(dim.padded for dim in p.dims)),
+        "output": _moved(p, prod(p.output_shape)),
+        "weight": _moved(p, prod(p.weight_shape)),
+        # pixels are gathered where kernels do not overlap, a part of a large kernel at a time
+        "patches": _moved(p, prod(p.input_shape) + prod(p.output_shape)) * patches * ceil(prod(p.kernel_size) / _PATCH),
+    }
+
+
+def _amx(p: ConvProblem, pass_: Pass) -> Amounts:
+    """Count for tiles of 16 channels of both sides."""
+    return {
+        "convolution": p.flops * _share() * prod(_filled(n, 16) for n in _group(p)),
+        "input with padding": _moved(p, p.batch * p.in_channels * prod(dim.padded for dim in p.dims)),
+        "output": _moved(p, prod(p.output_shape)),
+        "weight": _moved(p, prod(p.weight_shape)),
+    }
+
+
+def _winograd(p: ConvProblem, pass_: Pass) -> Amounts:
+    """Count for tiles of 2 or 2x2 results, whose 4 or 4x4 values are transformed."""
+    along = transformed_dimensions(p) or [0]
+    tiles, products = p.batch, 1
+    for d, (size, kernel, dilation) in enumerate(zip(p.output_size, p.kernel_size, p.dilation, strict=True)):
+        apart = min(dilation, size)  # the results of a tile; with each of those between them other tiles begin
+        tiles *= apart * ceil(size / apart / 2) if d in along else size
+        products *= 4 if d in along else kernel
+    values, (inputs, _) = tiles * 4 ** len(along), _group(p)
+    return {
+        "convolution": 2 * tiles * products * inputs * p.out_channels * max(p.dtype.itemsize / 4, 1) * _share(),
+        "input": _moved(p, values * p.in_channels),
+        "output": _moved(p, values * p.out_channels),
+        "weight": _moved(p, prod(p.weight_shape)),
+    }
+
+
+def _onednn(p: ConvProblem, pass_: Pass) -> Amounts:
+    """Count for vectors that hold channels, for which contiguous operands are copied."""
+    flops, operands = p.flops * _share() * min(p.dtype.itemsize / 4, 1), prod(p.input_shape) + prod(p.output_shape)
+    full = flops * _filled(_vector_channels(p, pass_), _CHANNELS)
+    if p.unpadded_pointwise:
+        arithmetic: Amounts = {"product": flops}
+    else:
+        arithmetic = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
+    laid_out = _moved(p, operands) * (not p.channels_last)
+    return {**arithmetic, "operands": _moved(p, operands), f"laid out for {pass_}": laid_out}
+
+
+def _columns(p: ConvProblem, pass_: Pass) -> Amounts:
+    """Count for one matrix product of each image and group, of columns that are written first."""
+    columns = p.batch * p.in_channels * prod(p.kernel_size) * prod(p.output_size)
+    return {
+        "calls": p.batch * p.groups,
+        "convolution": p.flops * max(p.dtype.itemsize / 4, 1) * _share(),
+        "columns": _moved(p, columns) * (not p.unpadded_pointwise),
+        "operands": _moved(p, prod(p.input_shape) + prod(p.output_shape)),
+    }
+
+
+_COUNTED: dict[str, Callable[[ConvProblem, Pass], Amounts]] = {
+    "native": _native, "native:amx": _amx, "native:winograd": _winograd, "oneDNN": _onednn, "columns": _columns,
+}  # fmt: skip
+#: The backends that have an estimate.
+BACKENDS = ("native", "native:amx", "native:winograd")
+
+
+def overlapping(p: ConvProblem) -> bool:
+    """Whether some elements of the input are in several products with one channel of the weight."""
+    return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
+
+
+def _group(p: ConvProblem) -> tuple[int, int]:
+    """Return the input and the output channels of a group."""
+    return p.in_channels // p.groups, p.out_channels // p.groups
+
+
+def _vector_channels(p: ConvProblem, pass_: Pass) -> int:
+    """Return how many channels of a group a vector of oneDNN's may hold."""
+    return _group(p)[pass_ != "grad_input"]
+
+
+def _filled(n: int, lanes: int) -> float:
+    """Return how many lanes are computed for each one that is used."""
+    return ceil(n / lanes) * lanes / n
+
+
+def _moved(p: ConvProblem, elements: int) -> float:
+    return elements * p.dtype.itemsize / 4 * _share()
+
+
+def _share() -> float:
+    return 1e-6 / threads()
