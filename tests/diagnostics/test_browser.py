@@ -17,6 +17,7 @@ pytest.importorskip("selenium", reason="selenium drives the browser")
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
 from .example import example, slower
 
@@ -195,15 +196,19 @@ def test_rows_have_one_line_and_are_sorted_filtered_and_opened(browser: Any, pag
     )
 
 
+def told(browser: Any) -> dict[str, list[str]] | None:
+    """The names of what assistive technology sees, by role; None as long as a busy browser has not told all."""
+    roles: dict[str, list[str]] = {}
+    for node in browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]:
+        if not node.get("ignored"):
+            roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    return roles if len(roles.get("heading", ())) >= 7 else None
+
+
 def test_what_assistive_technology_is_told(browser: Any, page: Path) -> None:
     for width in (390, 1400):  # on a phone the table is no table to the eye
         shown(browser, page, width)
-        tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        roles: dict[str, list[str]] = {}
-        for node in tree:
-            if not node.get("ignored"):
-                roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
-        assert len(roles["heading"]) >= 7
+        roles = WebDriverWait(browser, 10).until(told)
         assert all(roles["heading"])
         assert any("Roofline of 28 rows" in name for name in roles.get("image", roles.get("img", [])))
         assert len(roles["rowheader"]) >= 20
