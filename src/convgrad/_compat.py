@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from traceback import extract_stack
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ fp32_precision: Callable[[str, str], str] = _C._get_fp32_precision_getter
 
 
 def precision(library: str, operation: str) -> str:
-    """The same; where nobody chose one it is "ieee", as if it had been chosen."""
+    """Return `fp32_precision`, with "ieee" where none was chosen."""
     return fp32_precision(library, operation).replace("none", "ieee")
 
 
@@ -144,7 +145,7 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> str:
-    """What of PyTorch's convolutions this x86 processor lacks the 16-bit arithmetic for: "all", "grad_weight" or "".
+    """Return the passes that this x86 processor has no 16-bit arithmetic for: "all", "grad_weight" or "".
 
     PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
     nothing is known.
@@ -229,7 +230,7 @@ def outside_of_transforms() -> Any:
 
 
 def single_level(function: type[torch.autograd.Function]) -> Any:
-    """The same function as one of functorch's own, the only ones that PyTorch 2.15 applies inside of a transform."""
+    """Return an autograd function as one of functorch's own, which alone PyTorch 2.15 applies inside of a transform."""
     methods = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward", "jvp")}
     return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), methods)
 
@@ -374,10 +375,12 @@ _NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside of this library and of PyTorch that called (Python 3.12: ``skip_file_prefixes``)."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame, level = frame.f_back, level + 1
+    """Warn at the nearest calling line outside of this library and of PyTorch.
+
+    Python 3.12 has ``skip_file_prefixes`` for it.
+    """
+    files = [summary.filename for summary in reversed(extract_stack())]  # this function's first
+    level = next((n for n, file in enumerate(files, 1) if not file.startswith(_NOT_THE_USERS)), len(files))
     warnings.warn(text, category, stacklevel=level)
 
 

@@ -68,7 +68,7 @@ class Form(NamedTuple):
 
     @property
     def bias_size(self) -> int:
-        """How many elements a bias has."""
+        """The number of elements of a bias."""
         return channels_of_output(self.weight_size, self.arguments[3], self.arguments[5])
 
 

@@ -31,13 +31,13 @@ _VARIABLE = "CONVGRAD_NATIVE_LIBRARY"
 
 
 def library_path() -> Path:
-    """Where the build puts the library; an environment variable may name another one."""
+    """Return the path of the compiled library: the build's, or the one that an environment variable names."""
     named = os.environ.get(_VARIABLE)  # absolute, since the loader looks for a bare name elsewhere
     return Path(named).absolute() if named else Path(__file__).with_name("libconvgrad_native.so")
 
 
 def _why_not_built(path: Path) -> str:
-    """What the build said: it leaves a line where the library would be."""
+    """Return why there is no library, as the build wrote it beside the library's place."""
     try:
         said = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
     except OSError:

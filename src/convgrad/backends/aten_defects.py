@@ -1,4 +1,4 @@
-"""What is known to be wrong in PyTorch's convolutions, and how it is avoided: one row of `DEFECTS` each.
+"""Known defects of PyTorch's convolutions, and how each is avoided: one row of `DEFECTS` each.
 
 PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read uninitialized memory, write past the
 end, or take a stride for a size. They were found with freed memory full of large numbers (`convgrad check --aten`,
@@ -33,7 +33,7 @@ def _avx2() -> bool:
 
 
 def _avx512() -> bool:
-    """The same of AVX-512."""
+    """Whether oneDNN uses AVX-512 here."""
     return _avx2() and avx512_here() and not onednn_limit().upper().startswith("AVX2")
 
 
@@ -334,7 +334,7 @@ def learn(findings: Iterable[tuple[ConvProblem, Output, str]]) -> None:
 
 
 def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.device) -> tuple[str, tuple[str, ...]]:
-    """What PyTorch gets wrong in one of these outputs, in a sentence, and the backends to take instead.
+    """Return the defect of PyTorch that concerns one of these outputs, as a sentence, and the backends to use instead.
 
     Both are empty where nothing is known to be wrong, and where `aten` cures it.
 

@@ -44,7 +44,7 @@ class _Sized(Tensor):
 
 
 def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
-    """Which library PyTorch picks for this problem under the flags in force, as its ``torch._C._ConvBackend``.
+    """Return the library that PyTorch chooses for this problem under the flags in force: a ``torch._C._ConvBackend``.
 
     The device must be here.
     """

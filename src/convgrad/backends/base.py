@@ -1,4 +1,4 @@
-"""What a backend is: it contracts two tensors, for one pass of one problem.
+"""The base class of backends: a backend contracts two tensors, for one pass of one problem.
 
 Adding one is a file with a subclass of `Backend`, a line in ``backends/__init__.py``, and a green
 ``pytest -k <name>``: the conformance suite is inherited, not written again.
@@ -119,7 +119,7 @@ class Backend(ABC):
         return self.reasons_against(problem, outputs, device)
 
     def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
-        """What is known to be wrong in one of these outputs, in a sentence, and the backends to take instead.
+        """Return the known defect in one of these outputs, as a sentence, and the backends to use instead.
 
         Both are empty where nothing is known. Such a backend computes on request, and is never chosen.
         """
@@ -154,7 +154,7 @@ class Backend(ABC):
         return False
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        """How it sums for this problem."""
+        """Return the arithmetic of a pass, which selects its error bound."""
         return "direct"
 
     def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
@@ -162,11 +162,11 @@ class Backend(ABC):
         return False
 
     def remark(self, outputs: Outputs) -> str:
-        """What a reason for choosing it adds."""
+        """Return a remark for the reason of a choice, or nothing."""
         return "" if self.verified else "not verified"
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
-        """Which of its kernels would run, where it has several: for people."""
+        """Return the name of the kernel that would run, where the backend has several; for display."""
         return ""
 
 

@@ -55,7 +55,7 @@ class _Buffers:
 
 
 def _bytes(p: ConvProblem, outputs: Outputs) -> int:
-    """What the passes take from `_Buffers`, one pass after another."""
+    """Return the bytes that the passes need of `_Buffers`, which they use one after another."""
     positions = prod(piece_shape(p, positions_in_piece(p)))
     sizes = [column_height(p) * positions, p.out_channels * positions, positions, prod(p.weight_shape), p.out_channels]
     if "grad_input" in outputs and accumulate_dtype(p.dtype) != p.dtype:

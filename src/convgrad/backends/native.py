@@ -106,7 +106,7 @@ class NativeBackend(Backend):
 
 
 class NativeAvx2Backend(NativeBackend):
-    """The same kernels with vectors of 256 bits, on a processor with wider ones: which are faster, measuring tells."""
+    """The kernels of `NativeBackend` with vectors of 256 bits, on a processor with wider ones."""
 
     name = "native:avx2"
     summary = "the kernels of native for AVX2, on a processor with AVX-512"

@@ -17,7 +17,7 @@ COPY: Final = " (padded copy)"
 
 
 def padded(problem: ConvProblem) -> ConvProblem:
-    """The same contraction over an input that carries its padding: a problem with padding zero."""
+    """Return the problem over an input that contains its padding: one with padding 0."""
     if all(pair == (0, 0) for pair in problem.padding) and problem.padding_mode == "zeros":
         return problem
     size = tuple(n + low + high for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
@@ -54,7 +54,7 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
 
 
 def _sides(problem: ConvProblem) -> tuple[padding_modes.Sides, padding_modes.Sides]:
-    """What is added around the input, and what is cropped of that: of one side there may be more than the input has."""
+    """Return what is added on each side of the input, and what is cropped of each; a crop may exceed the input."""
     added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
     return added, tuple((max(-low, 0), max(-high, 0)) for low, high in problem.padding)
 
@@ -112,7 +112,7 @@ class PaddedCopy(Backend):
 
     @classmethod
     def where_needed(cls, backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Backend:
-        """What computes a problem with a padding mode: the backend itself where it can, else over a copy."""
+        """Return the backend itself where it can compute the padding mode, else one that pads a copy for it."""
         return cls(backend) if backend.against(problem, outputs, device) else backend
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:

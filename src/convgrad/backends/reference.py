@@ -98,14 +98,14 @@ def _split(p: ConvProblem, tensor: Tensor, dim: int) -> Tensor:
 
 
 def _pad(p: ConvProblem, input: Tensor) -> Tensor:
-    """What its padding mode reads around the input, or a crop where the padding is negative."""
+    """Return the input padded by its padding mode, and cropped where the padding is negative."""
     for d, (positions, outside) in enumerate(_read(p, input.device), start=2):
         input = input.index_select(d, positions).index_fill_(d, outside, 0)
     return input
 
 
 def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
-    """What `_pad` is the transpose of: add up what was read several times, drop what was a zero; spoils its operand."""
+    """Return the transpose of `_pad` of a gradient, whose memory it overwrites: sum repeated reads, drop zeros."""
     for d, (positions, outside) in enumerate(_read(p, padded.device), start=2):
         size = (*padded.shape[:d], p.input_size[d - 2], *padded.shape[d + 1 :])
         padded = padded.new_zeros(size).index_add_(d, positions, padded.index_fill_(d, outside, 0))

@@ -30,7 +30,7 @@ _ordinary: set[Any] = set()
 
 
 def tidy(t: Tensor) -> Tensor:
-    """The same memory with ordinary strides in its dimensions of size 1; the tensor itself where they are ordinary.
+    """Return a view with ordinary strides in dimensions of size 1, or the tensor itself where they are ordinary.
 
     PyTorch 2.13 (oneDNN, groups, a channels_last weight) returns wrong numbers for others, silently.
     """

@@ -210,7 +210,7 @@ def with_output_padding(
 def conv_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, groups: int
 ) -> tuple[Any, ...]:
-    """Of a convolution, in the order of ``torch.nn.functional.conv2d``."""
+    """Return the operator's arguments of a convolution, given in the order of ``torch.nn.functional.conv2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, False, 0, groups)
 
 
@@ -218,7 +218,7 @@ def transpose_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding, output_padding: Ints, groups: int,
     dilation: Ints,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Of a transposed convolution, in the order of ``torch.nn.functional.conv_transpose2d``."""
+    """Return those of a transposed convolution, given in the order of ``torch.nn.functional.conv_transpose2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, True, output_padding, groups)
 
 

@@ -34,7 +34,7 @@ from ._arguments import require_tensors
 
 
 class Signature(NamedTuple):
-    """How the arguments of a function are read."""
+    """The reader of a function's arguments."""
 
     #: Spatial dimensions; None for a function of any number of them.
     ndim: int | None
@@ -216,7 +216,7 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
 
 
 def not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...], **options: object) -> Any:
-    """What is no tensor may stand for one, as a proxy of torch.fx does; anything else is refused as PyTorch does."""
+    """Let an operand that handles the call, such as a proxy of torch.fx, do so; refuse any other, as PyTorch does."""
     operands = {"input": input, "weight": weight, **({} if bias is None else {"bias": bias})}
     require_tensors(name, **operands)
     return handle_torch_function(signatures[name].public, operands.values(), input, weight, bias, *raw, **options)

@@ -94,7 +94,7 @@ def _squared(data: Tensor, other: Tensor, kernel: Sequence[int], g: Geometry) ->
 
 
 def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geometry) -> Iterator[Tensor]:
-    """What each tap of the kernel meets, [N, C, *positions]: a view of the padded data."""
+    """Yield the data that each element of the kernel reads, [N, C, *positions]: a view of the padded data."""
     sides = tuple(
         (low, (t - 1) * s + effective_kernel(k, dil) - low - n)
         for t, k, s, (low, _), dil, n in zip(

@@ -51,7 +51,7 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
 
 
 def in_one_row(normalize: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The same as ``normalize``, which makes a sequence's arguments, for the image of one row in its place."""
+    """Return a reader of a sequence's arguments, made from ``normalize``, for the image of one row that replaces it."""
 
     def normalized(d: int, weight_size: Any, *raw: Any) -> tuple[Any, ...]:
         # checked here, so that messages speak of one dimension.

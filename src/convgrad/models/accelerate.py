@@ -158,7 +158,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def _is_scripted(module: nn.Module) -> bool:
-    """What ``torch.jit.script`` or ``torch.jit.trace`` made of one of torch's convolutions."""
+    """Whether ``torch.jit.script`` or ``torch.jit.trace`` made this module of one of torch's convolutions."""
     name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
     return name.startswith("Conv") and hasattr(nn, name)
 

@@ -1,4 +1,4 @@
-"""Which class computes a layer with convgrad, and the way back.
+"""The class that computes a layer with convgrad, and PyTorch's class for it.
 
 A module is accelerated by giving it another class: nothing of the instance changes, a call costs nothing more, and the
 old class brings the old module back. A plain ``torch.nn`` module gets its namesake of `convgrad.nn`. A subclass of a

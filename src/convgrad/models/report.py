@@ -1,4 +1,4 @@
-"""What `accelerate_` did, as a table, and the way back."""
+"""The report of `accelerate_`: a table of its decisions, and their reversal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALREADY = "convgrad computes it already"
 
 
 class Decision(NamedTuple):
-    """What is done with one module.
+    """The decision for one module.
 
     Attributes:
         name: of the module in the model.
@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Report:
-    """What `accelerate_` decided for each layer; prints as a summary.
+    """The decisions of `accelerate_` for each layer; prints as a summary.
 
     Attributes:
         decisions: one for each layer of a kind that convgrad computes, and for each module that pads with zeros.

@@ -1,4 +1,4 @@
-"""Which layout of a model is faster, measured on copies with example inputs."""
+"""A measurement of a model's layouts, on copies with example inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copied(model: nn.Module) -> nn.Module | None:
 
 
 def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """What a model is called with, ``example_inputs``, as positional and keyword arguments."""
+    """Return ``example_inputs`` as positional and keyword arguments of a model."""
     if isinstance(inputs, Mapping):
         return (), inputs
     if isinstance(inputs, str):

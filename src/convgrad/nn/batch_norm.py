@@ -59,7 +59,7 @@ def _is_odd(t: Tensor) -> bool:
 
 
 def _format(input: Tensor) -> torch.memory_format:
-    """How a dense input lies, if it does so in one of the layouts that have kernels."""
+    """Return the layout of a dense input, or None if no kernel takes it."""
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 

@@ -60,7 +60,7 @@ class _NoInitSubclass:
 
 
 def with_bases(cls: type, bases: tuple[type, ...]) -> type:
-    """The same class over other bases, as for a class that torch made for one parametrized module."""
+    """Return the class over other bases, as for a class that torch made for one parametrized module."""
     body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
     return type(cls)(cls.__name__, bases, body)
 

@@ -251,7 +251,7 @@ class _Weight(nn.Module):
         return self.scheme.quantize(*originals, **self.known, training=self.training)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What is kept when a weight is assigned."""
+        """The value stored when a weight is assigned."""
         originals = self.scheme.originals(weight)
         return originals[0] if len(originals) == 1 else originals
 
@@ -270,7 +270,7 @@ class _Bias(nn.Module):
         return self.scheme.bias(bias)
 
     def right_inverse(self, bias: Tensor) -> Tensor:
-        """What is kept when a bias is assigned."""
+        """The value stored when a bias is assigned."""
         return bias
 
 

@@ -59,7 +59,7 @@ _RULES: dict[str, tuple[str | None, Callable[[Tensor, Any], Tensor]]] = {
 
 
 class _Feedback:
-    """What the six layers share."""
+    """The base of the six feedback layers."""
 
     rule: str
 

@@ -97,7 +97,7 @@ class _Conv(_WithBackend):
         self._reversed_padding_repeated_twice = [side for pair in reversed(functional.sides_of(self)) for side in pair]
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """As torch's. For our own classes the parameters are read directly, because `Module.__getattr__` is slow."""
+        """Compute the layer. Our own classes read parameters directly, because `Module.__getattr__` is slow."""
         if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         own = self._parameters

@@ -39,7 +39,7 @@ layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
 
 
 class Quantized:
-    """What all quantized layers share; ``scheme=`` of a class statement makes one of them."""
+    """The base of all quantized layers; ``scheme=`` in a class statement makes one."""
 
     scheme: Scheme
     _scheme: type[Scheme]

@@ -105,7 +105,7 @@ _VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 
 
 def _no_view(output: Tensor) -> Tensor:
-    """The same memory as a tensor of its own: autograd refuses to change in place what a kernel returned as a view."""
+    """Return a view's memory as a tensor that is no view: autograd refuses to change a returned view in place."""
     with _C._ExcludeDispatchKeyGuard(_VIEWS):
         return torch.ops.aten.alias.default(output)
 
@@ -129,7 +129,7 @@ def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
 
 
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
-    """Which gradients, of (first, second, bias), the running backward pass needs; ``autograd.grad(y, x)`` needs one."""
+    """Return which of (first, second, bias) the running backward pass needs; ``autograd.grad(y, x)`` needs one."""
     _, *needs = ctx.needs_input_grad
     if needs.count(True) > 1:  # a single one is needed, or this would not run
         nodes = ctx.next_functions  # one for each tensor argument, in their order

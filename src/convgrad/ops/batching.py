@@ -28,7 +28,7 @@ _SHARED: dict[frozenset[str], str] = {
 
 
 def _position(role: Role, axis: str, transposed: bool) -> tuple[int, bool]:
-    """In which dimension an axis lies, and whether the groups come before it there."""
+    """The dimension of an axis, and whether the groups come before it there."""
     if axis == "N":
         return 0, False
     if axis == "g":

@@ -1,4 +1,4 @@
-"""What a sharded convolution exchanges, for `convgrad.explain`: by the rules that compute it, without computing it."""
+"""The exchanges of a sharded convolution, for `convgrad.explain`: from the rules that compute it, without a call."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def described(
 
 
 def _at_rest(work: Work, choice: Choice, role: Role) -> Placements:
-    """Where a result is in the end: where the other layers want it, or where it came out, sums added up."""
+    """Return the final placements of a result: those the next layer reads, or those it has, with sums added up."""
     own = dict(work.operands).get(role) or work.home(role) or choice.placements(role, result=True)
     return tuple(Replicate() if p.is_partial() else p for p in own)
 
@@ -104,7 +104,7 @@ def _transfers(name: str, work: Work, choice: Choice, part: Part, mesh: DeviceMe
 def _halos(
     name: str, tensor: str, role: Role, result: bool, work: Work, part: Part, mesh: DeviceMesh
 ) -> Iterator[Transfer]:
-    """Of an operand, what it is extended by; of a result, what others have computed of this process's own part."""
+    """Yield the halos: rows that extend an operand, or partial sums of this process's part of a result."""
     halos, size = [halo for halo in part.halos if halo.role == role], list(part.sizes[role])
     for halo in halos:
         size[halo.dim] = halo.route.have[1] - halo.route.have[0]

@@ -38,7 +38,7 @@ def alpha_dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training
 
 
 def _kept(x: DTensor, p: float, dims: int) -> Tensor:
-    """Which elements of the local part are kept: one draw for each position of the first ``dims`` dimensions."""
+    """Return the mask of the local part: one draw for each position of the first ``dims`` dimensions."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     own, mesh = shards(x), x.device_mesh

@@ -51,7 +51,7 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 def _common(tensors: Sequence[Tensor], ndim: int) -> tuple[DeviceMesh, list[Placement], set[int]]:
-    """How the result of an elementwise function lies: as the operands that are sharded."""
+    """Return the placements of an elementwise function's result: those of the sharded operands."""
     mesh = next(t.device_mesh for t in tensors if isinstance(t, DTensor))
     placements: list[Placement] = [Replicate()] * mesh.ndim
     for t in tensors:
@@ -245,7 +245,7 @@ def padded(
 
 
 def _mirrored(mode: str, size: int, low: int, part: Range) -> list[int]:
-    """Which positions of a tensor those of a part of the padded one are."""
+    """Return the positions of a tensor that a part of the padded tensor reads."""
     if mode == "replicate":
         return [min(max(i - low, 0), size - 1) for i in range(*part)]
     return [size - 1 - abs(size - 1 - abs(i - low)) for i in range(*part)]

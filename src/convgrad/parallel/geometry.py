@@ -1,4 +1,4 @@
-"""Which positions of one tensor a shard of another one needs, along one dimension: pure functions of integers.
+"""The positions of one tensor that a shard of another needs, along one dimension: pure functions of integers.
 
 Along one spatial dimension a convolution couples the input position i with the output position o where
 
@@ -67,7 +67,7 @@ def chunks(length: int, parts: int) -> tuple[Range, ...]:
 
 
 def clipped(start: int, end: int, part: Range) -> Range:
-    """What of a range lies between two positions, counted from the first."""
+    """Return the part of a range between two positions, counted from the first."""
     return min(max(part[0], start), end) - start, min(max(part[1], start), end) - start
 
 
@@ -109,7 +109,7 @@ class Exchange(NamedTuple):
 
     @property
     def moved(self) -> int:
-        """How many positions travel, over all shards."""
+        """The number of positions that are sent, over all shards."""
         return sum(self.route(rank).received for rank in range(len(self.have)))
 
 
@@ -178,7 +178,7 @@ class Line(NamedTuple):
         return _hull([o for *ends, _ in self._coupled(inputs, (0, self.output)) for o in ends])
 
     def _coupled(self, inputs: Range, outputs: Range) -> Iterator[tuple[int, int, int]]:
-        """Of each of the kernel's elements: its first and last output among these, and by what it shifts the input."""
+        """Yield for each element of the kernel its first and last output in a range, and its shift of the input."""
         for shift in range(-self.low, self.dilation * self.kernel - self.low, self.dilation):
             first = max(outputs[0], -((shift - inputs[0]) // self.stride))
             last = min(outputs[1] - 1, (inputs[1] - 1 - shift) // self.stride)

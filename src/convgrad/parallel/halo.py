@@ -99,7 +99,7 @@ def halo_exchange(
 
 @torch.compiler.assume_constant_result
 def _route(sizes: Any, before: Counts, after: Counts, circular: bool, rank: int) -> Route:
-    """What the compiler computes once and does not trace."""
+    """Return the route of a halo; the compiler computes it once and does not trace it."""
     return Exchange.of_halo(sizes, before, after, circular).route(rank)
 
 

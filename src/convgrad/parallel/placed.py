@@ -28,7 +28,7 @@ from .redistribution import groups_of
 
 
 def shards(x: DTensor) -> dict[int, int]:
-    """Which mesh dimension shards each sharded dimension of a tensor."""
+    """Return the mesh dimension that shards each sharded dimension of a tensor."""
     found: dict[int, int] = {}
     for m, placement in enumerate(x.placements):
         if type(placement) is Shard and placement.dim not in found:
@@ -219,7 +219,7 @@ def needed(
 
 @torch.compiler.assume_constant_result
 def _route(have: tuple[Range, ...], want: tuple[Range, ...], circular: bool, rank: int) -> Route:
-    """What the compiler computes once and does not trace."""
+    """Return the route between ranges; the compiler computes it once and does not trace it."""
     return Exchange(have, want, circular).route(rank)
 
 

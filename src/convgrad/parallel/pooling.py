@@ -142,7 +142,7 @@ def _max(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
 
 
 def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..., Tensor]) -> tuple[Tensor, Placement]:
-    """What each process has found in its part, and what is to be made of it: sums are added later, all at once."""
+    """Return the local result and its placement after a reduction over processes; sums are added later, together."""
     if reduce is _mean:
         return local, Partial()
     before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)

@@ -27,7 +27,7 @@ from .sharding import Step, steps
 
 
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
-    """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
+    """Return a tensor in other placements, as `DTensor.redistribute`; its gradient comes back in the old ones.
 
     In a `CollectiveError`, ``what`` is its name.
     """
@@ -35,7 +35,7 @@ def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTen
 
 
 class _Redistribute(torch.autograd.Function):
-    """The same tensor, as its gradient is the same; what the processes have of a gradient is summed.
+    """A redistribution and its derivative; partial gradients of the processes are summed.
 
     DTensor's own has a wrong third derivative ("triple backward is not yet supported").
     """

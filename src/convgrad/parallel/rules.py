@@ -143,7 +143,7 @@ def _local_results(
     bias: Tensor | None,
     layout: torch.memory_format,
 ) -> list[Tensor]:
-    """What this process computes from its parts of the operands."""
+    """Return the results of this process's parts of the operands."""
     if results == ("output",):
         return [_ops.convolution.default(operands["input"], operands["weight"], bias, *part.arguments)]
     if len(results) == 2:  # at once, so that one sweep may serve both
