@@ -75,7 +75,7 @@ loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # which registe
 
 
 def include_path() -> str:
-    """The folder to give to a C++ compiler, so that ``#include <convgrad.h>`` is found.
+    """Return the include folder for a C++ compiler, which holds ``convgrad.h``.
 
     Equivalent to:
         >>> import os, convgrad

@@ -1,4 +1,4 @@
-"""``python -m convgrad``, and behind `convgrad_command` the command ``convgrad``."""
+"""``python -m convgrad``; `convgrad_command` starts the command ``convgrad`` here."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def exact_matmul(library: str = "mkldnn") -> bool:
 
 
 def cuda_driver() -> int:
-    """Version of the CUDA driver; 0 where it cannot be asked."""
+    """Return the version of the CUDA driver; 0 where it is not known."""
     ask = getattr(_C, "_cuda_getDriverVersion", None)
     return 0 if ask is None or torch.version.hip is not None else ask()
 
@@ -116,7 +116,7 @@ def suggests_channels_last(t: Tensor) -> bool:
 
 
 def suggested_format(t: Tensor) -> torch.memory_format:
-    """The layout that the strides say: channels_last of 4-d tensors, channels_last_3d of 5-d ones, or contiguous."""
+    """Return the layout that a tensor's strides mean: channels_last (4-d), channels_last_3d (5-d) or contiguous."""
     return channels_last_of(t.dim() - 2) if suggests_channels_last(t) else torch.contiguous_format
 
 
@@ -125,12 +125,12 @@ accumulate_dtype: Callable[[torch.dtype], torch.dtype] = _prims.get_computation_
 
 
 def channels_last_of(ndim: int) -> torch.memory_format:
-    """The channels_last format of a tensor with ``ndim`` spatial dimensions (1-d: contiguous)."""
+    """Return the channels_last format of a tensor with ``ndim`` spatial dimensions (1-d: contiguous)."""
     return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
 def onednn_limit() -> str:
-    """The instruction set up to which oneDNN may go, where the user named one."""
+    """Return the widest instruction set that the user allows oneDNN; empty where none is named."""
     return os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
 
 
@@ -191,7 +191,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, which Dynamo, while it watches a thread, neither compiles nor looks into."""
+    """Return the function, marked so that Dynamo neither compiles nor traces it."""
     frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
@@ -210,7 +210,7 @@ def forward_ad_active() -> bool:
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` for callers that asked for functorch's transforms themselves.
+    """Return ``function.apply`` for callers that have checked for functorch's transforms themselves.
 
     PyTorch asks once more in Python at each call, and looks for ``function.backward`` at each backward pass.
     """
@@ -324,7 +324,7 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, w
 
 
 def wait(t: Tensor, what: str) -> Tensor:
-    """The result of a functional collective that has ended, its errors as in `named`; any other tensor as it is."""
+    """Return the result of a functional collective, with errors as in `named`; return any other tensor unchanged."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     if not isinstance(t, AsyncCollectiveTensor):
@@ -335,7 +335,7 @@ def wait(t: Tensor, what: str) -> Tensor:
 
 @contextmanager
 def named(what: str) -> Generator[None, None, None]:
-    """Errors in this block are a `CollectiveError` that names the collective: another process died or was too late."""
+    """Raise errors of this block as a `CollectiveError` that names the collective: another process died or was late."""
     try:
         yield
     except RuntimeError as error:
@@ -362,7 +362,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed package; None where there is none."""
+    """Return the version of an installed package; None where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

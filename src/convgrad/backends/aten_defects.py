@@ -80,7 +80,7 @@ class Defect:
 
 
 def without_slack(problem: ConvProblem) -> ConvProblem:
-    """The problem itself, or over an input cropped to what its kernel reads where PyTorch would corrupt memory.
+    """Return the problem; over an input cropped to what its kernel reads where PyTorch would corrupt memory.
 
     oneDNN's workspace for a strided channels_last 1x1 convolution is too small for its backward, if rows or columns are
     left over behind the last stride and the channels fill no vector: the process dies, sooner or later. Of a transposed
@@ -321,7 +321,7 @@ found: dict[tuple[Output, Any], str] = {}
 
 
 def geometry(p: ConvProblem) -> Any:
-    """Everything but batch and channels: if one problem was found wrong, all of the same geometry are avoided."""
+    """Return all of a problem but batch and channels: one wrong problem rules out all of its geometry."""
     return (
         *(p.dtype, p.memory_format, p.transposed, p.input_size, p.kernel_size),
         *(p.stride, p.padding, p.dilation, p.output_size),

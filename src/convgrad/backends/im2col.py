@@ -79,7 +79,7 @@ def _check(p: ConvProblem, **operands: Tensor | None) -> None:
 
 
 def _matrix(p: ConvProblem, weight: Tensor, buffers: _Buffers) -> Tensor:
-    """The weight as [G, C_out/G, C_in/G * K]."""
+    """Return the weight as [G, C_out/G, C_in/G * K]."""
     if weight.dtype == buffers.dtype and weight.is_contiguous():
         return weight.view(p.groups, p.out_channels // p.groups, -1)
     return buffers.take(*weight.shape).copy_(weight).view(p.groups, p.out_channels // p.groups, -1)
@@ -115,7 +115,7 @@ def forward(
     ones: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """Convolve, with the buffers of im2col in the caller's hands. Not differentiable.
+    """Return a convolution, with the caller's buffers of im2col. Not differentiable.
 
     Shape:
         - bias: [C_out] of a plain problem
@@ -162,7 +162,7 @@ def grad_input(
     columns: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
+    """Return the gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
 
     Shape:
         - bias: [C_in] of a transposed problem, whose output this is
@@ -203,7 +203,7 @@ def grad_weight(
     columns: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
+    """Return the gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
 
     Raises:
         ShapeError, DtypeError: operands that are not those of the problem.

@@ -54,7 +54,7 @@ def normalize(
     epsilon: float,
     activation: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """The normalized input, activated, and each channel's mean and inverse standard deviation; updates running values.
+    """Return the normalized, activated input, and each channel's mean and inverse deviation; update running values.
 
     Args:
         input: contiguous; or in channels_last, with `LEAST_CHANNELS` or more.
@@ -81,7 +81,7 @@ def normalization_gradients(
     needs: tuple[bool, bool, bool],
     activation: str = "",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of input, weight and bias that are needed.
+    """Return the gradients of input, weight and bias that are needed.
 
     Args:
         grad_output: of the activation's result; with the input's strides.

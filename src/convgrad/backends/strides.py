@@ -12,7 +12,7 @@ from .._compat import channels_last_of, suggests_channels_last
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """The strides of a new tensor.
+    """Return the strides of a new tensor.
 
     A meta tensor would say the same, but is seen by whoever watches allocations; PyTorch's own functions would, but
     import sympy, which takes half a second.

@@ -1,4 +1,4 @@
-"""From a call as people write it to its result.
+"""The computation of a call, from the arguments that users write.
 
 The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
 
@@ -60,7 +60,7 @@ _recorded: Any = torch.ops.aten.convolution_overrideable.default._op
 
 
 def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]) -> Tensor:
-    """Compute one call.
+    """Compute one call of a convolution.
 
     Args:
         name: what the user called; `signatures` tells how ``raw`` is read.
@@ -136,7 +136,7 @@ def _is_pytorchs(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | None)
 def _first_call(
     key: Any, name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]
 ) -> Tensor:
-    """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
+    """Compute a call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
     if key is None and not torch.compiler.is_dynamo_compiling() and autocast_is_on(input.device.type):

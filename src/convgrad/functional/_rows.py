@@ -20,7 +20,7 @@ Layout = Literal["NCL", "NLC"]
 
 
 def require_layout(layout: object) -> None:
-    """Refuse any other layout."""
+    """Refuse a layout that is neither NCL nor NLC."""
     if layout not in ("NCL", "NLC"):
         raise ValueError(f"layout is 'NCL' or 'NLC', got {layout!r}")
 

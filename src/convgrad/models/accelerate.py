@@ -150,7 +150,7 @@ def _apply(model: nn.Module, report: Report) -> None:
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    """One of torch's quantized convolutions, which are no subclasses of the others."""
+    """Whether a module is one of torch's quantized convolutions, which are no subclasses of the others."""
     cls = type(module)
     return "Conv" in cls.__name__ and cls.__module__.startswith(
         ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")

@@ -51,7 +51,7 @@ class Report:
 
     @property
     def replaced(self) -> dict[str, str]:
-        """Name of each module that was replaced -> what it is."""
+        """The replaced modules by name, and what each is."""
         found: dict[str, str] = {}
         for decision in self.decisions:
             if decision.becomes:
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def left(self) -> dict[str, str]:
-        """Name of each layer that stays as it is -> the reason."""
+        """The layers that were not replaced by name, and the reasons."""
         return {d.name: d.why for d in self.decisions if not d.becomes}
 
     @property
@@ -74,7 +74,7 @@ class Report:
         return {d.name for d in self.decisions if d.kind == "linear layer"}
 
     def restore(self) -> None:
-        """Give every object of the model back its class, layout and hooks; a second call does nothing."""
+        """Restore the class, layout and hooks of every object of the model; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
 
@@ -84,7 +84,7 @@ class Report:
         return [(d.name or "(the model)", "convgrad" if d.becomes else "as it was", d.why) for d in ordered]
 
     def _table(self) -> list[tuple[str, str, str]]:
-        """The rows; layers of one class that were replaced share one, as do those that stay for one reason."""
+        """Return the rows; replaced layers of one class share one, and so do layers left for one reason."""
         alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for name, who, what in self.rows():
             # Without a layer's arguments.
@@ -98,7 +98,7 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        """The summary, and a row for each class that was replaced and each reason against it."""
+        """Return the summary, and a row for each replaced class and for each reason against replacing."""
         rows = self._table()
         return f"{self.summary}\n{text_table(rows)}" if rows[1:] else self.summary
 
@@ -108,7 +108,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The summary in one line."""
         if not self.decisions:
             return "no layer is of a kind that convgrad computes; convgrad.takeover() reaches functions too"
         done = "would be replaced" if self.dry_run else "replaced"

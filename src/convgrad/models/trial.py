@@ -20,7 +20,7 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """A copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
+    """Return a copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
     try:
         return copy.deepcopy(model)
     except Exception:  # whatever a ``__deepcopy__`` raises; FSDP's an AssertionError
@@ -91,7 +91,7 @@ def faster_in_channels_last(
 
 
 def why_it_fails(step: Callable[[], object]) -> str:
-    """Why a step raises, as where a model calls ``view`` on what lies in channels_last; empty if it does not."""
+    """Return why a step raises, such as ``view`` of a channels_last tensor; empty if it does not."""
     try:
         step()
     except Exception as error:  # of the model's, such as "expected more than 1 value per channel"
@@ -100,7 +100,7 @@ def why_it_fails(step: Callable[[], object]) -> str:
 
 
 def training_step(model: nn.Module, inputs: Any) -> Callable[[], None]:
-    """A function that computes a model's outputs and the gradients of their sum; nothing is accumulated or updated.
+    """Return a function that computes a model's outputs and the gradients of their sum, and changes nothing.
 
     The gradients are those of the parameters, and of inputs that require one.
     """

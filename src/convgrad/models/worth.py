@@ -37,7 +37,7 @@ _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
 def worth_replacing(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
-    """Return whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
+    """Whether the engine chooses another backend than ATen for any output of a layer: a faster or a correct one.
 
     A layer in float32 on a GPU may get bfloat16, too, by autocast, for which the rules take more; on a CPU it gets what
     autocast is on for now, and nothing else.

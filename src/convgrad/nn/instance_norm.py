@@ -30,7 +30,7 @@ def _compute(module: Any, input: Tensor, weight: Tensor | None, bias: Tensor | N
 
 
 class _InstanceNorm:
-    """The forward that the three share."""
+    """The forward of the three classes."""
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""

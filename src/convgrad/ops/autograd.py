@@ -217,7 +217,7 @@ def gradients_of_backward(
 
 
 def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) -> Callable[..., Any]:
-    """The operator below autograd, or what a graph that is being traced gets in its place."""
+    """Return the operator below autograd, or the one that a graph which is being traced gets instead."""
     if dispatch_modes():
         flops.register()
     call = (lowering.traced_operator(op, operands, rest) or traced_overload(op)) if is_traced(operands[0]) else None
@@ -264,7 +264,7 @@ def _recorded(*tensors: Tensor | None) -> bool:
 
 
 def _known(op: str, raw: tuple[Any, ...], *operands: Any) -> Plan | None:
-    """The plan of a plain call that was seen before and is not recorded, such as a compiled graph makes.
+    """Return the plan of a plain call that was seen before and is not recorded, such as one in a compiled graph.
 
     Going through the dispatcher once more would take as long as all else that a call does around its kernel.
     """

@@ -42,7 +42,7 @@ class Description(NamedTuple):
 def described(
     geometry: Geometry, input: DTensor, weight: Tensor, bias: Tensor | None, outputs: Sequence[str]
 ) -> Description:
-    """This process's part of a convolution of DTensors, and what it receives in the forward and the backward pass."""
+    """Return this process's part of a convolution of DTensors, and what it receives forward and backward."""
     mesh = mesh_of("convolution", {"input": input, "weight": weight, "bias": bias})
     assert isinstance(weight, DTensor)
     sizes = tuple(input.shape), tuple(weight.shape), convolution_shape(input.shape, weight.shape, None, geometry)
@@ -118,7 +118,7 @@ def _halos(
 
 
 def _redistributions(name: str, tensor: str, taken: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:
-    """Each step in which something is sent; a sum over some processes is one all-reduce a dimension of the mesh."""
+    """Yield each step that sends something; a sum over some processes is one all-reduce for each mesh dimension."""
     for what, over, _, _, least in (step for step in taken if step.bytes):
         sent = least
         if what == "all-reduce":

@@ -1,4 +1,4 @@
-"""Rules for functions that work on each element, or along dimensions that no process shares with another one."""
+"""Rules for functions of each element, or along dimensions that are not sharded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 def of_replicas(func: Function, *args: Any, **kwargs: Any) -> Any:
-    """Any function, where every tensor is replicated: each process computes it by itself."""
+    """The rule of any function of replicated tensors: each process computes the whole."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
     args, kwargs = tree_map_only(DTensor, local_of, (args, kwargs))

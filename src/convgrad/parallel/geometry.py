@@ -72,7 +72,7 @@ def clipped(start: int, end: int, part: Range) -> Range:
 
 
 class Exchange(NamedTuple):
-    """Every shard's own range, and the range that it wants."""
+    """The range that each shard has, and the range that it needs."""
 
     #: In order, without gaps, from 0 to the length of the whole.
     have: tuple[Range, ...]
@@ -100,11 +100,11 @@ class Exchange(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The length of the whole."""
+        """The length of the whole dimension."""
         return self.have[-1][1]
 
     def route(self, rank: int) -> Route:
-        """The part of one of the shards."""
+        """Return the route of one of the shards."""
         return _routes(self)[rank]
 
     @property

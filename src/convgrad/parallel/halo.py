@@ -104,7 +104,7 @@ def _route(sizes: Any, before: Counts, after: Counts, circular: bool, rank: int)
 
 
 def exchange(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
-    """The extended range of this process; or back: the sum of what the ranges of all processes hold of this one's own.
+    """Return this process's extended range; or in reverse, the sum of all extended ranges over this process's part.
 
     Each is the derivative of the other. The group has the processes in the order of the shards.
 
@@ -196,7 +196,7 @@ def _dimension(x: Tensor, dim: int) -> int:
 
 
 def _rows(name: str, value: Any, several: bool, dims: list[int]) -> Sequence[Any]:
-    """One entry for each dimension."""
+    """Return one entry for each dimension."""
     if not several or value is None or isinstance(value, int):
         return [value] * len(dims)
     if not isinstance(value, tuple) or len(value) != len(dims):

@@ -154,7 +154,7 @@ def _local_results(
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
-    """The bias of this process's channels; where the output is a sum, one process of them adds it."""
+    """Return the bias of this process's channels; where the output is a sum, only one process adds it."""
     if not isinstance(bias, DTensor):
         return None
     rules = choice.rules
@@ -176,7 +176,7 @@ def _wrap(
 
 
 def _warn(name: str, choice: Choice, operands: dict[Role, DTensor]) -> None:
-    """Say what is gathered, once for each place in the user's code that calls."""
+    """Warn of what is gathered, once for each calling line of the user."""
     for role, size in choice.gathered:
         have = ", ".join(f"{r} {list(t.placements)}" for r, t in operands.items())
         warn_user(
