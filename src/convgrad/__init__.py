@@ -71,7 +71,7 @@ def _first_look(*arguments: Any) -> str:
 
 
 check_with(_first_look)
-loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # which registers the rules of DTensor
+loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # registers the rules of DTensor
 
 
 def include_path() -> str:

@@ -15,7 +15,7 @@ def main() -> None:
         from .cli.app import run
 
         sys.exit(run())
-    except KeyboardInterrupt:  # while these were being loaded
+    except KeyboardInterrupt:  # while the imports run
         sys.exit(130)
 
 

@@ -262,7 +262,7 @@ def offset_of_tensor() -> int | None:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     wanted = ctypes.c_void_p.from_address(pointer(capsule, None)).value
-    _C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)  # which frees it
+    _C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)  # frees the capsule's memory
     offsets = range(object.__basicsize__, Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p))
     return next((o for o in offsets if ctypes.c_void_p.from_address(id(tensor) + o).value == wanted), None)
 

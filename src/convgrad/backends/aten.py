@@ -125,7 +125,7 @@ def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
     Of a transposed problem its grad_output is our slot input, and its input our slot grad_output.
     """
     arguments = statable_arguments(p)
-    if pass_ == p.bias_pass:  # what the user called
+    if pass_ == p.bias_pass:  # the pass that the user called
         return lambda a, b, bias=None, workspace=None: torch.convolution(a, b, bias, *arguments)
     of_weight = pass_ == "grad_weight"
     shape = p.weight_shape if of_weight else p.output_shape if p.transposed else p.input_shape

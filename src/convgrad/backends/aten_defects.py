@@ -130,7 +130,7 @@ def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     if low + (out - 1) * step >= n:
         return True
     for first in range(low, min(0, low + out * step), step):
-        tap = -(first // dilation)  # the first that lies behind the padding
+        tap = -(first // dilation)  # the first after the padding
         if tap >= k or first + tap * dilation >= n:
             return True
     return False
@@ -144,7 +144,7 @@ def _leaves_out(p: ConvProblem, dim: int) -> bool:
         return False
     if dilation == 1:
         return n > (out - 1) * step + k - low
-    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # between them it repeats
+    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # the pattern repeats between them
     distances = ((i + low - j * dilation for j in range(k)) for i in chain(*ends))  # from the first result
     return not all(any(q % step == 0 <= q < out * step for q in each) for each in distances)
 

@@ -51,7 +51,7 @@ def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
     p = statable(problem)
     stride, padding, dilation, transposed, more, groups = statable_arguments(p)
     first, weight = p.output_shape if p.transposed else p.input_shape, p.weight_shape
-    if p.ndim == 1:  # which PyTorch sees as 2-D
+    if p.ndim == 1:  # PyTorch computes it as 2-D
         stride, padding, dilation, more = (1, *stride), (0, *padding), (1, *dilation), (0, *more)
         first, weight = (*first[:2], 1, *first[2:]), (*weight[:2], 1, *weight[2:])
 

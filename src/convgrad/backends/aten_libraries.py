@@ -236,7 +236,7 @@ class AtenNativeBackend(AtenDirect):
             if plane:
                 own = _ops._slow_conv2d_forward
                 return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding))
-            return lambda a, b, bias: _ops.slow_conv3d_forward(a, b, k, bias, stride, padding)  # knows groups
+            return lambda a, b, bias: _ops.slow_conv3d_forward(a, b, k, bias, stride, padding)  # has groups
         if pass_ == "forward":
             own = _ops.slow_conv_dilated2d if plane else _ops.slow_conv_dilated3d
             return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding, dilation))

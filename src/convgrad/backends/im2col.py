@@ -50,8 +50,8 @@ class _Buffers:
         if self.rest is None:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         n = prod(shape)
-        taken, self.rest = self.rest[:n], self.rest[n + -n % _ALIGN :]
-        return taken.view(shape)
+        buffer, self.rest = self.rest[:n], self.rest[n + -n % _ALIGN :]
+        return buffer.view(shape)
 
 
 def _bytes(p: ConvProblem, outputs: Outputs) -> int:

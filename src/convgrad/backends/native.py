@@ -132,7 +132,7 @@ class NativeAmxBackend(NativeBackend):
 
     def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
         if min(*_group(problem), problem.batch * prod(problem.output_size)) >= 16:
-            return ""  # what is left out of a product is within the error bound of a sum of 16
+            return ""  # the omitted products are within the error bound of a sum of 16
         return "it needs 16 channels a group on both sides and 16 pixels: tiles of fewer are not full"
 
 

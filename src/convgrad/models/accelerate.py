@@ -28,7 +28,7 @@ from .classes import (
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Decision, Report
 from .trial import NO_COPY, arguments, faster_in_channels_last
-from .worth import PlanFor, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
+from .worth import PlanFor, dtype_against, linear_may_gain, may_gain, norm_may_gain
 
 
 def accelerate_(
@@ -84,7 +84,7 @@ def accelerate_(
         arguments(example_inputs)  # raises where they are no arguments
     report = Report(dry_run=dry_run)
     try:
-        _turn(model, wanted, example_inputs, report)
+        _convert_layout(model, wanted, example_inputs, report)
         report.decisions = list(decide(model, only_gains))
         if not dry_run:
             _apply(model, report)
@@ -172,7 +172,7 @@ def _stays(module: Any, only_gains: bool, plans: PlanFor) -> str | None:
     reason = dtype_against(weight)
     if reason is not None or not only_gains:
         return reason
-    gains = linear_may_gain if is_linear(module) else worth_replacing
+    gains = linear_may_gain if is_linear(module) else may_gain
     return None if gains(module, weight, plans) else _no_gain(weight.device)
 
 
@@ -206,7 +206,7 @@ def _wanted_format(memory_format: str | torch.memory_format | None) -> str | Non
     return memory_format  # pyright: ignore[reportReturnType]
 
 
-def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
+def _convert_layout(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
     """Convert the model to channels_last if the caller wants it, or if it is expected to be faster."""
     if wanted is None:
         return

@@ -119,8 +119,8 @@ class Report:
                 already = sum(d.why == ALREADY for d in of_kind)
                 text = f"{sum(bool(d.becomes) for d in of_kind)} of {len(of_kind)} {kind}s"
                 parts.append(f"{text}{'' if parts else f' {done}'}{f' ({already} already)' if already else ''}")
-        turned = f"{self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
-        return f"{', '.join(parts)}; layout: {turned}"
+        layout = f"{self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
+        return f"{', '.join(parts)}; layout: {layout}"
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...]:

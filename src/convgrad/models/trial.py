@@ -73,13 +73,13 @@ def faster_in_channels_last(
 
     None where the model cannot be copied; the function `accelerate_` is for the copies.
     """
-    as_it_was, turned = copied(model), copied(model)
-    if as_it_was is None or turned is None:
+    as_it_was, converted = copied(model), copied(model)
+    if as_it_was is None or converted is None:
         return None
     accelerate_(as_it_was, only_gains=False)
-    accelerate_(turned, "channels_last", only_gains=False)
+    accelerate_(converted, "channels_last", only_gains=False)
     device = _device(model)
-    calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
+    calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(converted, inputs)}
     with _no_number_drawn(device):
         if why := why_it_fails(calls["as it was"]):
             return False, f"not measured, since a training step on these inputs fails: {why}"

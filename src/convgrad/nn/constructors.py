@@ -72,7 +72,7 @@ def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, .
     """Return the class that replaces ``cls``, with its name; ``maker`` is the function that makes it from ``cls``."""
     if (known := _derived.get((maker, cls))) is not None:
         return known
-    origin, makers = cls.__dict__.get("_convgrad_made_of", (cls, ()))  # it may be a derived class itself
+    origin, makers = cls.__dict__.get("_convgrad_made_of", (cls, ()))  # ``cls`` may be a derived class itself
     makers = (*makers, maker)
 
     def reduce(self: Any, protocol: int) -> Any:

@@ -112,7 +112,7 @@ def _turn_off_fast_paths(model: nn.Module) -> None:
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
         elif isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.linear1, Quantized):
-            module.activation_relu_or_gelu = 0  # neither, as far as that kernel goes
+            module.activation_relu_or_gelu = 0  # that kernel then takes neither activation
 
 
 def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:

@@ -142,7 +142,7 @@ class _Feedback:
         else:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
-        back = self._feedback_of(weight)  # of the weight that is used, which need not be the layer's own
+        back = self._feedback_of(weight)  # the weight that is used need not be the layer's own
         with nullcontext() if self._convgrad_backend is None else use_backend(self._convgrad_backend):
             return functional.feedback_convolution(input, weight, back, bias, *form, layout=self._convgrad_layout)
 

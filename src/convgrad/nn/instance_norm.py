@@ -38,7 +38,7 @@ class _InstanceNorm:
             return traced
         return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _apply_instance_norm(self: Any, input: Any) -> Any:  # of an input that torch's forward has checked
+    def _apply_instance_norm(self: Any, input: Any) -> Any:  # torch's forward has checked the input
         if self.running_mean is None and _is_ours(input, self.weight, self.bias, self.eps):
             return _compute(self, input, self.weight, self.bias, self.eps)
         return super()._apply_instance_norm(input)  # pyright: ignore[reportAttributeAccessIssue]

@@ -131,7 +131,7 @@ def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     """Return which of (first, second, bias) the running backward pass needs; ``autograd.grad(y, x)`` needs one."""
     _, *needs = ctx.needs_input_grad
-    if needs.count(True) > 1:  # a single one is needed, or this would not run
+    if needs.count(True) > 1:  # with one, that one is needed: else this would not run
         nodes = ctx.next_functions  # one for each tensor argument, in their order
         for i in (0, 1, 2):
             if needs[i]:
@@ -171,7 +171,7 @@ def _gradients(
     if form.padding_mode != "zeros":
         return _gradients_of_padded_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
-        if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
+        if needs[0] and needs[1]:  # both at once, for a joint backward
             sizes, mask = [form.bias_size] if needs[2] else None, [True, True, needs[2]]
             backward = torch.ops.convgrad.convolution_backward.default
             return backward(cotangent, first.conj(), second.conj(), sizes, *form.arguments, mask)
@@ -251,7 +251,7 @@ def _differentiable(
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
-        form = _with_layout(form, first, second)  # later, one of the two operands is not there
+        form = _with_layout(form, first, second)  # later one of the operands is missing
     call = Call(below, yields, form, active(), transformed)
     if not functorch_active():
         return apply(call, *operands)

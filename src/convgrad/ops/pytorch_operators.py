@@ -71,7 +71,7 @@ def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
         record(False)
         return compute(*arguments)
     finally:
-        thread.in_backend = False  # first: an interrupt may arrive behind a call
+        thread.in_backend = False  # first: an interrupt may arrive after any call
         record(recorded)
 
 

@@ -66,8 +66,8 @@ def described(
         found += _transfers("backward", backward, choice, part_of(backward, choice, mesh), mesh)
     if isinstance(bias, DTensor) and "grad_bias" in outputs:
         sums = tuple(Shard(0) if p == Shard(1) else Partial() if p.is_shard() else p for p in output)
-        taken = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
-        found += _redistributions("backward", "grad_bias", taken, mesh)
+        redistribution = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
+        found += _redistributions("backward", "grad_bias", redistribution, mesh)
     names = names_of(mesh, range(mesh.ndim))
     text = f"on a mesh of {' x '.join(f'{name} {n}' for name, n in zip(names, mesh.shape, strict=True))}: " + ", ".join(
         f"{role} {list(placements)}" for role, placements in {**operands, "output": output}.items()
@@ -90,15 +90,15 @@ def _at_rest(work: Work, choice: Choice, role: Role) -> Placements:
 def _transfers(name: str, work: Work, choice: Choice, part: Part, mesh: DeviceMesh) -> Iterator[Transfer]:
     for role, have in work.operands:
         tensor = "grad_output" if name == "backward" and role == "output" else role
-        taken = steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role))
-        yield from _redistributions(name, tensor, taken, mesh)
+        redistribution = steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role))
+        yield from _redistributions(name, tensor, redistribution, mesh)
         yield from _halos(name, tensor, role, False, work, part, mesh)
     for role in work.results:
         tensor = f"grad_{role}" if name == "backward" else role
         yield from _halos(name, tensor, role, True, work, part, mesh)
         have, want = choice.placements(role, result=True), _at_rest(work, choice, role)
-        taken = steps(work.shape(role), work.itemsize, work.mesh, have, want)
-        yield from _redistributions(name, tensor, taken, mesh)
+        redistribution = steps(work.shape(role), work.itemsize, work.mesh, have, want)
+        yield from _redistributions(name, tensor, redistribution, mesh)
 
 
 def _halos(
@@ -114,12 +114,12 @@ def _halos(
             row = work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
             moved, over = row * (sent if result else halo.route.received), names_of(mesh, (halo.over,))
             yield Transfer(name, tensor, "halo exchange", over, moved, moved, _WHY["halo exchange"])
-        size[halo.dim] = part.sizes[role][halo.dim]  # the next one's rows are as long
+        size[halo.dim] = part.sizes[role][halo.dim]  # the rows of the next halo have this length
 
 
-def _redistributions(name: str, tensor: str, taken: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:
+def _redistributions(name: str, tensor: str, redistribution: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:
     """Yield each step that sends something; a sum over some processes is one all-reduce for each mesh dimension."""
-    for what, over, _, _, least in (step for step in taken if step.bytes):
+    for what, over, _, _, least in (step for step in redistribution if step.bytes):
         sent = least
         if what == "all-reduce":
             everyone = prod(mesh.size(m) for m in over)

@@ -220,7 +220,7 @@ def padded(
 ) -> DTensor:
     """`torch.nn.functional.pad`: along a sharded dimension, the shards are cut anew."""
     shape = func(meta_of(x), pad, mode, value).shape  # with PyTorch's own checks
-    if mode == "circular" and min(pad) < 0:  # PyTorch goes around what is left by the crop
+    if mode == "circular" and min(pad) < 0:  # PyTorch crops first, then pads circularly
         x, pad = padded(func, x, [min(n, 0) for n in pad]), [max(n, 0) for n in pad]
     local, rest = local_of(x), list(pad)
     for d in shards(x):
@@ -265,7 +265,7 @@ def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     for d in (x.dim() - 2, x.dim() - 1):
         local, (start, _), (a, b) = needed(x, local, d, shape[d], needs)
         cuts.append((d, a - start * factor if up and a < b else 0, b - a))
-    *lead, c, h, w = local.shape  # written out: PyTorch's derivative of no pixels is wrong
+    *lead, c, h, w = local.shape  # by reshaping: PyTorch's derivative is wrong for no pixels
     if up:
         blocks = local.reshape(*lead, c // factor**2, factor, factor, h, w).movedim((-4, -3), (-3, -1))
         local = blocks.reshape(*lead, c // factor**2, h * factor, w * factor)

@@ -5,8 +5,8 @@ Along one spatial dimension a convolution couples the input position i with the 
     i = o * stride - low + dilation * t        for one of the kernel's elements t.
 
 Let each shard own a range of inputs and a range of outputs. Every such pair must be computed by exactly one process,
-and two choices need no more than a halo: the owner of o computes it, which needs all inputs that its outputs couple
-with; or the owner of i does, which needs all outputs that its inputs couple with. So one side of the convolution stays
+and two choices need no more than a halo: the process of o computes it, which needs all inputs that its outputs couple
+with; or that of i, which needs all outputs that its inputs couple with. So one side of the convolution stays
 where it is and the other side **moves**: a tensor there that is read is extended by what other processes own, and one
 there that is written is computed with the same extension, which is then sent back and added. This is all, for every
 pass:
@@ -35,9 +35,9 @@ Range = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """A part of an extended range: positions ``start`` to ``stop`` of the whole, of one owner."""
+    """A part of an extended range: positions ``start`` to ``stop`` of the whole, of one process."""
 
-    owner: int
+    rank: int
     start: int
     stop: int
     #: Where it lies in the extended range, zeros not counted.
@@ -117,7 +117,7 @@ class Exchange(NamedTuple):
 def _routes(exchange: Exchange) -> tuple[Route, ...]:
     parts = range(len(exchange.have))
     pieces = [_cut(exchange, *want) for want in exchange.want]
-    sent = [[tuple(p for p in pieces[t] if p.owner == s != t) for t in parts] for s in parts]
+    sent = [[tuple(p for p in pieces[t] if p.rank == s != t) for t in parts] for s in parts]
     received = [sum(p.stop - p.start for s in parts for p in sent[s][t]) for t in parts]
     zeros = [_zeros(exchange, *want) for want in exchange.want]
     return tuple(
@@ -139,9 +139,9 @@ def _cut(exchange: Exchange, start: int, stop: int) -> tuple[Piece, ...]:
     first = start
     while start < stop:
         turn = start // n * n  # 0, unless it is circular
-        owner, (_, end) = next((r, own) for r, own in enumerate(exchange.have) if own[0] <= start - turn < own[1])
+        other, (_, end) = next((r, own) for r, own in enumerate(exchange.have) if own[0] <= start - turn < own[1])
         end = min(stop, end + turn)
-        found.append(Piece(owner, start - turn, end - turn, start - first))
+        found.append(Piece(other, start - turn, end - turn, start - first))
         start = end
     return tuple(found)
 

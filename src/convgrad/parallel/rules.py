@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def _described(*arguments: Any) -> Any:
-    from .description import described  # with a room that no call needs
+    from .description import described  # imports a room that no call needs
 
     return described(*arguments)
 
@@ -146,7 +146,7 @@ def _local_results(
     """Return the results of this process's parts of the operands."""
     if results == ("output",):
         return [_ops.convolution.default(operands["input"], operands["weight"], bias, *part.arguments)]
-    if len(results) == 2:  # at once, so that one sweep may serve both
+    if len(results) == 2:  # at once, for a joint backward
         three = operands["output"], operands["input"], operands["weight"]
         return [*_ops.convolution_backward.default(*three, None, *part.arguments, [True, True, False])[:2]]
     form = Form(part.sizes["input"], part.sizes["weight"], part.arguments, layout)

@@ -244,7 +244,7 @@ def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Plac
         i = min(
             free or [i for i in changes if now[i].is_shard()], key=lambda i: _ORDER.index(_collective(now[i], want[i]))
         )
-        before, after = now[i], want[i] if free else Replicate()  # two that exchange their dimensions: one is gathered
+        before, after = now[i], want[i] if free else Replicate()  # one of two that exchange is gathered
         name = _collective(before, after)
         over = tuple(j for j in changes if (now[j], want[j]) == (before, after)) if name == "all-reduce" else (i,)
         parts = prod(mesh[j] for j in over)
