@@ -107,4 +107,4 @@ $(VENV)/.installed-wheel: constraints.txt | $(BIN)/python
 	@touch $@
 
 clean:
-	rm -rf build dist docs/_build .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis

@@ -11,10 +11,18 @@ author = "the convgrad authors"
 copyright = f"2026, {author}"
 version = release = convgrad.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_templates"]
+# A page for each name of an autosummary, in docs/reference, made anew by every build.
+templates_path = ["_templates"]
 default_role = "code"
 html_theme = "furo"
 html_title = f"convgrad {release}"

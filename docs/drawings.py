@@ -1,4 +1,4 @@
-"""Draws the pictures of these pages: steps.svg and networks.svg from measured files, path.svg and rooms.svg.
+"""Draws the pictures of these pages: steps, networks and gpu from measured figures, the path of a call, the rooms.
 
     python docs/drawings.py
 
@@ -31,12 +31,30 @@ def picture(height: float, title: str, parts: list[str]) -> str:
     )
 
 
-def bars(file: str, title: str) -> str:
-    """Return a bar for each model and layout of a file of `convgrad bench steps`, on two threads."""
+def steps(file: str) -> list[dict[str, str]]:
+    """Return the rows of a file of `convgrad bench steps`, on two threads."""
     with (RESULTS / file).open(encoding="utf-8", newline="") as lines:
-        rows = [r for r in csv.DictReader(lines) if r["layout"] in LAYOUTS and r["threads"] == "2"]
+        return [r for r in csv.DictReader(lines) if r["layout"] in LAYOUTS and r["threads"] == "2"]
+
+
+def gpu() -> list[dict[str, str]]:
+    """Return the speed of each row of gpu.md's table in each layout."""
+    rows, subject, dtype = [], "", ""
+    for line in (DOCS / "gpu.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[3].isdigit():
+            subject, dtype = cells[0].split(",")[0] or subject, cells[1] or dtype
+            for layout, ours, theirs in zip(LAYOUTS, cells[3:5], cells[5:7], strict=True):
+                if ours and theirs:
+                    speed = f"{int(theirs) / int(ours):.2f}"
+                    rows.append({"model": f"{subject}, {dtype}, {cells[2]}", "layout": layout, "speed": speed})
+    return rows
+
+
+def bars(rows: list[dict[str, str]], title: str, left: int = 150, scale: float = 220) -> str:
+    """Return a bar for each model and layout, ``scale`` wide where convgrad is as fast as PyTorch."""
     models = list(dict.fromkeys(r["model"] for r in rows))
-    left, scale, parts, y = 150, 220, [text(10, 22, title, 'font-weight="bold"')], 40
+    parts, y = [text(10, 22, title, 'font-weight="bold"')], 40
     for model in models:
         own = [r for r in rows if r["model"] == model]
         parts.append(text(left - 8, y + 4 + 6 * len(own), model.removeprefix("networks:"), 'text-anchor="end"'))
@@ -115,8 +133,11 @@ def rooms() -> str:
 def drawings() -> dict[str, str]:
     """Return each picture's name and content."""
     return {
-        "steps.svg": bars("steps-xeon-2t.csv", "Training steps, times as fast as PyTorch: Xeon with AMX, 2 threads"),
-        "networks.svg": bars("networks-zen4.csv", "Training steps, times as fast as PyTorch: Zen 4, 2 threads"),
+        "steps.svg": bars(
+            steps("steps-xeon-2t.csv"), "Training steps, times as fast as PyTorch: Xeon with AMX, 2 threads"
+        ),
+        "networks.svg": bars(steps("networks-zen4.csv"), "Training steps, times as fast as PyTorch: Zen 4, 2 threads"),
+        "gpu.svg": bars(gpu(), "Depthwise layers, times as fast as PyTorch in the same layout: H100", 290, 19),
         "path.svg": path(),
         "rooms.svg": rooms(),
     }

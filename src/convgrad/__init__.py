@@ -71,11 +71,11 @@ def _first_look(*arguments: Any) -> str:
 
 
 check_with(_first_look)
-loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # which registers the rules of DTensor
+loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # registers the rules of DTensor
 
 
 def include_path() -> str:
-    """The folder to give to a C++ compiler, so that ``#include <convgrad.h>`` is found.
+    """Return the include folder for a C++ compiler, which holds ``convgrad.h``.
 
     Equivalent to:
         >>> import os, convgrad

@@ -1,4 +1,4 @@
-"""``python -m convgrad``, and behind `convgrad_command` the command ``convgrad``."""
+"""``python -m convgrad``; `convgrad_command` starts the command ``convgrad`` here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> None:
         from .cli.app import run
 
         sys.exit(run())
-    except KeyboardInterrupt:  # while these were being loaded
+    except KeyboardInterrupt:  # while the imports run
         sys.exit(130)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from traceback import extract_stack
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ fp32_precision: Callable[[str, str], str] = _C._get_fp32_precision_getter
 
 
 def precision(library: str, operation: str) -> str:
-    """The same; where nobody chose one it is "ieee", as if it had been chosen."""
+    """Return `fp32_precision`, with "ieee" where none was chosen."""
     return fp32_precision(library, operation).replace("none", "ieee")
 
 
@@ -97,7 +98,7 @@ def exact_matmul(library: str = "mkldnn") -> bool:
 
 
 def cuda_driver() -> int:
-    """Version of the CUDA driver; 0 where it cannot be asked."""
+    """Return the version of the CUDA driver; 0 where it is not known."""
     ask = getattr(_C, "_cuda_getDriverVersion", None)
     return 0 if ask is None or torch.version.hip is not None else ask()
 
@@ -117,7 +118,7 @@ def suggests_channels_last(t: Tensor) -> bool:
 
 
 def suggested_format(t: Tensor) -> torch.memory_format:
-    """The layout that the strides say: channels_last of 4-d tensors, channels_last_3d of 5-d ones, or contiguous."""
+    """Return the layout that a tensor's strides mean: channels_last (4-d), channels_last_3d (5-d) or contiguous."""
     return channels_last_of(t.dim() - 2) if suggests_channels_last(t) else torch.contiguous_format
 
 
@@ -126,12 +127,12 @@ accumulate_dtype: Callable[[torch.dtype], torch.dtype] = _prims.get_computation_
 
 
 def channels_last_of(ndim: int) -> torch.memory_format:
-    """The channels_last format of a tensor with ``ndim`` spatial dimensions (1-d: contiguous)."""
+    """Return the channels_last format of a tensor with ``ndim`` spatial dimensions (1-d: contiguous)."""
     return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
 def onednn_limit() -> str:
-    """The instruction set up to which oneDNN may go, where the user named one."""
+    """Return the widest instruction set that the user allows oneDNN; empty where none is named."""
     return os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
 
 
@@ -146,7 +147,7 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> str:
-    """What of PyTorch's convolutions this x86 processor lacks the 16-bit arithmetic for: "all", "grad_weight" or "".
+    """Return the passes that this x86 processor has no 16-bit arithmetic for: "all", "grad_weight" or "".
 
     PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
     nothing is known.
@@ -192,7 +193,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, which Dynamo, while it watches a thread, neither compiles nor looks into."""
+    """Return the function, marked so that Dynamo neither compiles nor traces it."""
     frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
@@ -211,7 +212,7 @@ def forward_ad_active() -> bool:
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` for callers that asked for functorch's transforms themselves.
+    """Return ``function.apply`` for callers that have checked for functorch's transforms themselves.
 
     PyTorch asks once more in Python at each call, and looks for ``function.backward`` at each backward pass.
     """
@@ -231,7 +232,7 @@ def outside_of_transforms() -> Any:
 
 
 def single_level(function: type[torch.autograd.Function]) -> Any:
-    """The same function as one of functorch's own, the only ones that PyTorch 2.15 applies inside of a transform."""
+    """Return an autograd function as one of functorch's own, which alone PyTorch 2.15 applies inside of a transform."""
     methods = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward", "jvp")}
     return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), methods)
 
@@ -263,7 +264,7 @@ def offset_of_tensor() -> int | None:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     wanted = ctypes.c_void_p.from_address(pointer(capsule, None)).value
-    _C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)  # which frees it
+    _C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule)  # frees the capsule's memory
     offsets = range(object.__basicsize__, Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p))
     return next((o for o in offsets if ctypes.c_void_p.from_address(id(tensor) + o).value == wanted), None)
 
@@ -325,7 +326,7 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, w
 
 
 def wait(t: Tensor, what: str) -> Tensor:
-    """The result of a functional collective that has ended, its errors as in `named`; any other tensor as it is."""
+    """Return the result of a functional collective, with errors as in `named`; return any other tensor unchanged."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     if not isinstance(t, AsyncCollectiveTensor):
@@ -336,7 +337,7 @@ def wait(t: Tensor, what: str) -> Tensor:
 
 @contextmanager
 def named(what: str) -> Generator[None, None, None]:
-    """Errors in this block are a `CollectiveError` that names the collective: another process died or was too late."""
+    """Raise errors of this block as a `CollectiveError` that names the collective: another process died or was late."""
     try:
         yield
     except RuntimeError as error:
@@ -363,7 +364,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed package; None where there is none."""
+    """Return the version of an installed package; None where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -376,10 +377,12 @@ _NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside of this library and of PyTorch that called (Python 3.12: ``skip_file_prefixes``)."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame, level = frame.f_back, level + 1
+    """Warn at the nearest calling line outside of this library and of PyTorch.
+
+    Python 3.12 has ``skip_file_prefixes`` for it.
+    """
+    files = [summary.filename for summary in reversed(extract_stack())]  # this function's first
+    level = next((n for n, file in enumerate(files, 1) if not file.startswith(_NOT_THE_USERS)), len(files))
     warnings.warn(text, category, stacklevel=level)
 
 

@@ -61,14 +61,14 @@ class Form(NamedTuple):
 
     @property
     def output_size(self) -> tuple[int, ...]:
-        """Full shape of the role output."""
+        """The full shape of the role output."""
         return convolution_shape(
             self.input_size, self.weight_size, None, conv_geometry(self.weight_size, *self.arguments)
         )
 
     @property
     def bias_size(self) -> int:
-        """How many elements a bias has."""
+        """The number of elements of a bias."""
         return channels_of_output(self.weight_size, self.arguments[3], self.arguments[5])
 
 
@@ -87,7 +87,7 @@ def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tenso
 def derivative(
     form: Form, yields: Role, argument: Role, cotangent: Tensor, operands: Mapping[Role, Tensor | None]
 ) -> Tensor:
-    """The rule: yield the argument, with the cotangent in the place of the result."""
+    """Return the derivative for an argument: the pass that yields it, with the cotangent in the result's place."""
     others: dict[Role, Tensor] = {role: t.conj() for role, t in operands.items() if t is not None}
     return contract(form, argument, {**others, yields: cotangent})
 
@@ -95,13 +95,13 @@ def derivative(
 def tangent(
     form: Form, yields: Role, operands: Mapping[Role, Tensor], tangents: Mapping[Role, Tensor | None]
 ) -> Tensor | None:
-    """Forward mode: one contraction for each argument that moves; None where none does."""
+    """Return the forward-mode derivative: one contraction for each argument with a tangent; None without any."""
     terms = [contract(form, yields, {**operands, role: moved}) for role, moved in tangents.items() if moved is not None]
     return sum(terms[1:], terms[0]) if terms else None
 
 
 def sum_of_bias(cotangent: Tensor, channels: int = 0) -> Tensor:
-    """The derivative with respect to a bias: a sum over batch and space.
+    """Return the derivative with respect to a bias: a sum over batch and space.
 
     Args:
         channels: of the bias, if the cotangent has none: an input without channels has an output without, bias or not.
@@ -119,5 +119,5 @@ def sum_of_bias(cotangent: Tensor, channels: int = 0) -> Tensor:
 
 
 def add_bias(t: Tensor, bias: Tensor | None) -> Tensor:
-    """(N, C, *out) with one number a channel added, (C,); the same where there is none."""
+    """Return (N, C, *out) plus a bias (C,); unchanged without one."""
     return t if bias is None else t + bias.view(-1, *(1,) * (t.dim() - 2))

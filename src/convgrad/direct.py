@@ -40,7 +40,7 @@ from .engine import backends, get_backend, register, use_backend
 from .errors import BackendError, ShapeError
 from .problem import ConvProblem
 
-if TYPE_CHECKING:  # the names of the table
+if TYPE_CHECKING:  # the names of the table, for type checkers
 
     def __getattr__(name: str) -> Callable[..., Any]: ...
 
@@ -146,8 +146,8 @@ _ANNOTATIONS: dict[str, Any] = {
 
 def _function(name: str, arguments: str) -> Callable[..., Any]:
     """Return the function that a row describes: its library is forced, its computation called."""
-    library, backend_of, taken = _LIBRARIES[name.partition("_")[0]]
-    signature = _signature(arguments, taken)
+    library, backend_of, flag_names = _LIBRARIES[name.partition("_")[0]]
+    signature = _signature(arguments, flag_names)
     bias_may_stand_third = arguments.endswith("BIAS")
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def _forced(function: str, backend: Backend, device: torch.device) -> Generator[
     if absent:
         raise BackendError(_refusal(function, backend, absent, device))
     if backends().get(backend.name) is None:
-        register(backend)  # a set of flags that is met for the first time
+        register(backend)  # a set of flags that was not used before
     with use_backend(backend.name):
         yield
 

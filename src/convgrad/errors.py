@@ -1,4 +1,4 @@
-"""What convgrad raises. Each class is also the builtin that PyTorch raises for the same rule."""
+"""The exceptions of convgrad. Each class is also the builtin that PyTorch raises for the same rule."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Sides = tuple[tuple[int, int], ...]
 
 
 def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    """The input with its padding, read from itself as ``mode`` says; what PyTorch refuses is refused in its words.
+    """Return the input padded from itself by ``mode``; refuse what PyTorch refuses, in its words.
 
     Shape:
         (.., *n) -> (.., *(low + n + high))
@@ -33,7 +33,7 @@ def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
 
 
 def fold(gradient: Tensor, sides: Sides, mode: str) -> Tensor:
-    """The adjoint of `pad`, where no side crops.
+    """Return the adjoint of `pad`, where no side crops.
 
     Shape:
         (.., *(low + n + high)) -> (.., *n)
@@ -83,7 +83,7 @@ class _PadOrFold(torch.autograd.Function):
 
 
 def _pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    """In the input's layout."""
+    """Return the padded input, in the input's layout."""
     if input.dim() != len(sides) + 2 or not suggests_channels_last(input):
         return by_pytorch(input, sides, mode)  # a volume without N may look like one in channels_last
     sizes = [low + n + high for n, (low, high) in zip(input.shape[2:], sides, strict=True)]

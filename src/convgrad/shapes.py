@@ -180,7 +180,7 @@ def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
 
 def _check_groups(weight_shape: Shape, g: Geometry) -> None:
     def otherwise(what: str, dim: int) -> Callable[[], str]:
-        return lambda: (  # nothing is put into words before: the compiler cannot print symbolic integers
+        return lambda: (  # made only on an error: the compiler cannot print symbolic integers
             f"Given {'transposed=1' if dim else f'groups={g.groups}'}, expected weight to be {what} "
             f"{'1' if dim else g.groups} at dimension {dim}, but got weight of size {list(weight_shape)} instead"
         )

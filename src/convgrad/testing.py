@@ -1,4 +1,4 @@
-"""The public conformance suite: is this backend right?
+"""The public conformance suite, and the timer: is this backend right, and is it faster?
 
 The library checks its own backends with it. A new backend needs no other test::
 
@@ -13,9 +13,10 @@ It also takes a forward function, as `convgrad.register` does, and a convolution
 from __future__ import annotations
 
 from .check import CheckReport, CheckResult, check_backend, check_problem, default_problems, outputs_of, problems
+from .engine.ab_timer import compare, conditions, keep_memory
 
-__all__ = ["CheckReport", "CheckResult", "check_backend", "check_problem", "default_problems", "outputs_of",
-           "problems"]  # fmt: skip
+__all__ = ["CheckReport", "CheckResult", "check_backend", "check_problem", "compare", "conditions",
+           "default_problems", "keep_memory", "outputs_of", "problems"]  # fmt: skip
 
 
 def __dir__() -> list[str]:

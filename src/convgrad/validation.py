@@ -142,7 +142,7 @@ def _free_memory() -> int:
         free = (kib["MemAvailable"] + kib["SwapFree"]) << 10
         most, now, stat = ((_GROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
         kinds = dict(line.split() for line in stat.splitlines())
-        cached = int(kinds["active_file"]) + int(kinds["inactive_file"])  # of files: given back where it is needed
+        cached = int(kinds["active_file"]) + int(kinds["inactive_file"])  # freed on demand
         free = min(free, int(most) - int(now) + cached)
     except (OSError, KeyError, ValueError):  # another system, or a group without a limit ("max")
         pass

@@ -10,7 +10,7 @@ import torch
 
 from convgrad.engine import plan_for
 from convgrad.models import worth
-from convgrad.models.worth import linear_may_gain, worth_replacing
+from convgrad.models.worth import linear_may_gain, may_gain
 from convgrad.problem import ConvProblem
 
 
@@ -24,7 +24,7 @@ def test_on_a_gpu_autocast_may_make_bfloat16_of_float32(device: str, expected: b
         return plan("triton:banded" if problem.dtype is torch.bfloat16 else "aten", "by rule: large")
 
     layer = torch.nn.Conv2d(8, 8, 31, padding=15, groups=8, device=device)
-    assert worth_replacing(layer, layer.weight, chosen) == expected
+    assert may_gain(layer, layer.weight, chosen) == expected
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -35,7 +35,7 @@ def test_on_a_cpu_it_gets_what_autocast_makes_of_it_now(autocast: bool, fast: to
 
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         layer = torch.nn.Conv2d(8, 8, 3)
-        assert worth_replacing(layer, layer.weight, chosen) == (autocast == (fast is torch.float16))
+        assert may_gain(layer, layer.weight, chosen) == (autocast == (fast is torch.float16))
 
 
 @pytest.mark.parametrize(("lacking", "expected"), [("", False), ("all", True)])

@@ -32,13 +32,13 @@ _VARIABLE = "CONVGRAD_NATIVE_LIBRARY"
 
 
 def library_path() -> Path:
-    """Where the build puts the library; an environment variable may name another one."""
+    """Return the path of the compiled library: the build's, or the one that an environment variable names."""
     named = os.environ.get(_VARIABLE)  # absolute, since the loader looks for a bare name elsewhere
     return Path(named).absolute() if named else Path(__file__).with_name("libconvgrad_native.so")
 
 
 def _why_not_built(path: Path) -> str:
-    """What the build said: it leaves a line where the library would be."""
+    """Return why there is no library, as the build wrote it beside the library's place."""
     try:
         said = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
     except OSError:
@@ -88,7 +88,7 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def load() -> ctypes.CDLL | None:
-    """The library, or None where there is none.
+    """Return the library; None where there is none.
 
     Raises:
         ValueError: the environment variable names one that cannot be loaded.
@@ -97,7 +97,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def why_absent() -> str:
-    """One sentence, empty where the library is there."""
+    """Return why there is no library, as a sentence; empty where it is loaded."""
     return _try_load()[1]
 
 
@@ -109,7 +109,7 @@ def warn_if_absent() -> None:
 
 
 def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:
-    """The library, and a ``convgrad_plan``: a value, with nothing behind it that must be freed.
+    """Return the library and a ``convgrad_plan``, a plain value that holds nothing to free.
 
     Args:
         problem: what `pack_problem` returns.
@@ -128,14 +128,14 @@ def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:
 
 
 def instruction_set() -> str:
-    """``x86-64-v4``, ``x86-64-v3`` or ``baseline``; empty without a library."""
+    """Return ``x86-64-v4``, ``x86-64-v3`` or ``baseline``; empty without a library."""
     library = load()
     return library.convgrad_instruction_set().decode() if library else ""
 
 
 @functools.cache
 def why_not(name: str) -> str:
-    """Why no plan can be made for an instruction set beside the one in use; empty where one can."""
+    """Return why no plan can be made for another instruction set than the one in use; empty where one can."""
     library = load()
     if library is None:
         return why_absent()
@@ -147,7 +147,7 @@ def why_not(name: str) -> str:
 
 @functools.cache
 def digest() -> str:
-    """Tells one build of the library from another; empty without one."""
+    """Return a digest of the library's build; empty without a library."""
     library = load()
     return "" if library is None else blake2b(Path(library._name).read_bytes(), digest_size=4).hexdigest()
 

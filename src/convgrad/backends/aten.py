@@ -92,12 +92,12 @@ class AtenBackend(Backend):
 
 
 def output_padding(problem: ConvProblem) -> tuple[int, ...]:
-    """The output_padding with which PyTorch states this problem as a transposed one; out of range where it cannot."""
+    """Return the output_padding of this problem as PyTorch's transposed one; out of range where it cannot state it."""
     return tuple(dim.low - dim.least_high for dim in problem.dims)
 
 
 def statable(problem: ConvProblem) -> ConvProblem:
-    """The problem itself where PyTorch's arguments can state it, else the one over a padded input."""
+    """Return the problem where PyTorch's arguments can state it, else the one over a padded input."""
     if not problem.transposed:
         return problem if problem.symmetric else padded(problem)
     extra = zip(problem.dims, output_padding(problem), strict=True)
@@ -113,19 +113,19 @@ def runs_as_stated(problem: ConvProblem) -> bool:
 
 
 def statable_arguments(problem: ConvProblem) -> tuple[Any, ...]:
-    """Stride, padding, dilation, transposed, output_padding and groups by which PyTorch states a problem."""
+    """Return stride, padding, dilation, transposed, output_padding and groups with which PyTorch states a problem."""
     op = output_padding(problem) if problem.transposed else (0,) * problem.ndim
     padding = tuple(low for low, _ in problem.padding)
     return (problem.stride, padding, problem.dilation, problem.transposed, op, problem.groups)
 
 
 def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-    """PyTorch's own call for one pass of a problem that it can state, with nothing done about its defects.
+    """Return PyTorch's own call for one pass of a problem that it can state, with no defect avoided.
 
     Of a transposed problem its grad_output is our slot input, and its input our slot grad_output.
     """
     arguments = statable_arguments(p)
-    if pass_ == p.bias_pass:  # what the user called
+    if pass_ == p.bias_pass:  # the pass that the user called
         return lambda a, b, bias=None, workspace=None: torch.convolution(a, b, bias, *arguments)
     of_weight = pass_ == "grad_weight"
     shape = p.weight_shape if of_weight else p.output_shape if p.transposed else p.input_shape
@@ -143,7 +143,7 @@ def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
 
 
 def _sweep(p: ConvProblem, n: int) -> Callable[..., tuple[Tensor, ...]]:
-    """Both gradients of what the user called, and where ``n`` is 3 that of the bias."""
+    """Return both gradients of the user's call, and with ``n`` = 3 that of the bias."""
     arguments, channels = (*statable_arguments(p), (True, True, n == 3)), [p.shape_of(p.bias_slot)[1]]
     of_weight = tidy if reads_every_stride(p) else lambda t: t
     of_input = tidy if reads_batch_stride(p) else lambda t: t
@@ -162,7 +162,7 @@ def complex_product(
     bias: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """A bilinear map of complex operands as three real ones (Gauss; ATen's complex forward does the same)."""
+    """Compute a bilinear map of complex operands as three real ones (Gauss; ATen's complex forward does the same)."""
     a, b = a.resolve_conj(), b.resolve_conj()
     cr, ci = (None, None) if bias is None else (bias.resolve_conj().real, bias.resolve_conj().imag)
     real, imag = contract(a.real, b.real, cr), contract(a.imag, b.imag, None)

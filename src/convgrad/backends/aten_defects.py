@@ -1,4 +1,4 @@
-"""What is known to be wrong in PyTorch's convolutions, and how it is avoided: one row of `DEFECTS` each.
+"""Known defects of PyTorch's convolutions, and how each is avoided: one row of `DEFECTS` each.
 
 PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read uninitialized memory, write past the
 end, or take a stride for a size. They were found with freed memory full of large numbers (`convgrad check --aten`,
@@ -33,7 +33,7 @@ def _avx2() -> bool:
 
 
 def _avx512() -> bool:
-    """The same of AVX-512."""
+    """Whether oneDNN uses AVX-512 here."""
     return _avx2() and avx512_here() and not onednn_limit().upper().startswith("AVX2")
 
 
@@ -80,7 +80,7 @@ class Defect:
 
 
 def without_slack(problem: ConvProblem) -> ConvProblem:
-    """The problem itself, or over an input cropped to what its kernel reads where PyTorch would corrupt memory.
+    """Return the problem; over an input cropped to what its kernel reads where PyTorch would corrupt memory.
 
     oneDNN's workspace for a strided channels_last 1x1 convolution is too small for its backward, if rows or columns are
     left over behind the last stride and the channels fill no vector: the process dies, sooner or later. Of a transposed
@@ -130,7 +130,7 @@ def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     if low + (out - 1) * step >= n:
         return True
     for first in range(low, min(0, low + out * step), step):
-        tap = -(first // dilation)  # the first that lies behind the padding
+        tap = -(first // dilation)  # the first after the padding
         if tap >= k or first + tap * dilation >= n:
             return True
     return False
@@ -144,7 +144,7 @@ def _leaves_out(p: ConvProblem, dim: int) -> bool:
         return False
     if dilation == 1:
         return n > (out - 1) * step + k - low
-    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # between them it repeats
+    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # the pattern repeats between them
     distances = ((i + low - j * dilation for j in range(k)) for i in chain(*ends))  # from the first result
     return not all(any(q % step == 0 <= q < out * step for q in each) for each in distances)
 
@@ -321,7 +321,7 @@ found: dict[tuple[Output, Any], str] = {}
 
 
 def geometry(p: ConvProblem) -> Any:
-    """Everything but batch and channels: if one problem was found wrong, all of the same geometry are avoided."""
+    """Return all of a problem but batch and channels: one wrong problem rules out all of its geometry."""
     return (
         *(p.dtype, p.memory_format, p.transposed, p.input_size, p.kernel_size),
         *(p.stride, p.padding, p.dilation, p.output_size),
@@ -334,7 +334,7 @@ def learn(findings: Iterable[tuple[ConvProblem, Output, str]]) -> None:
 
 
 def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.device) -> tuple[str, tuple[str, ...]]:
-    """What PyTorch gets wrong in one of these outputs, in a sentence, and the backends to take instead.
+    """Return the defect of PyTorch that concerns one of these outputs, as a sentence, and the backends to use instead.
 
     Both are empty where nothing is known to be wrong, and where `aten` cures it.
 

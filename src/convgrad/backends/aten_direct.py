@@ -44,14 +44,14 @@ class _Sized(Tensor):
 
 
 def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
-    """Which library PyTorch picks for this problem under the flags in force, as its ``torch._C._ConvBackend``.
+    """Return the library that PyTorch chooses for this problem under the flags in force: a ``torch._C._ConvBackend``.
 
     The device must be here.
     """
     p = statable(problem)
     stride, padding, dilation, transposed, more, groups = statable_arguments(p)
     first, weight = p.output_shape if p.transposed else p.input_shape, p.weight_shape
-    if p.ndim == 1:  # which PyTorch sees as 2-D
+    if p.ndim == 1:  # PyTorch computes it as 2-D
         stride, padding, dilation, more = (1, *stride), (0, *padding), (1, *dilation), (0, *more)
         first, weight = (*first[:2], 1, *first[2:]), (*weight[:2], 1, *weight[2:])
 
@@ -82,7 +82,7 @@ class AtenDirect(Backend):
         return True
 
     def absent(self, device: torch.device) -> list[str]:
-        """Why it is not there for this device."""
+        """Return why the library is not there for this device; empty if it is."""
         reasons = [] if self.built() else [f"this PyTorch was built without {self.library}"]
         if device.type not in self.device_types:
             reasons.append(f"{self.library} needs {self.where}, got {device.type}")
@@ -96,7 +96,7 @@ class AtenDirect(Backend):
 
     @abstractmethod
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """The library's own way to one pass of a problem of 2 or 3 dimensions with symmetric padding."""
+        """Return the library's function for one pass of a problem of 2 or 3 dimensions with symmetric padding."""
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -114,13 +114,13 @@ class AtenDirect(Backend):
         return int(aten_choice(problem, device)) in self.kinds
 
     def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """PyTorch's own call where it would pick this library, else the library's operator."""
+        """Return PyTorch's own call where that chooses this library, else the library's operator."""
         if self.repeats_aten(problem, device):
             return _aten.bind(problem, (pass_,))
         return self.forced(problem, pass_, device)
 
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """The library's operator, for any padding and for one dimension too, which it sees as a height of 1."""
+        """Return the library's operator for any padding, and for one dimension as an image of height 1."""
         problem = without_slack(problem)
         if not problem.symmetric:
             return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
@@ -136,12 +136,12 @@ class AtenDirect(Backend):
 
 
 def with_height(p: ConvProblem) -> ConvProblem:
-    """A problem of one dimension as one of two, with a height of 1."""
+    """Return a problem of one dimension as one of two, with a height of 1."""
     return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
 
 
 def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Contract]) -> Contract:
-    """The gradient of the weight as the forward of another problem, for a library that exposes no other way.
+    """Compute the gradient of the weight as the forward of another problem, for a library that exposes only forwards.
 
     The input's channels become the batch, the batch becomes the channels that are summed over, grad_output the kernel;
     stride and dilation change places. Positions past the kernel, which a stride leaves over, are cut off.

@@ -22,7 +22,7 @@ _GPU = torch.device("cuda")
 
 
 def _arguments(p: ConvProblem) -> tuple[list[int], list[int], list[int]]:
-    """Padding, stride and dilation."""
+    """Return padding, stride and dilation."""
     return [low for low, _ in p.padding], list(p.stride), list(p.dilation)
 
 
@@ -40,7 +40,7 @@ class Flags(NamedTuple):
     allow_tf32: bool | None = None
 
     def in_force(self) -> tuple[bool, ...]:
-        """The three values to pass."""
+        """Return the values of the three flags."""
         theirs = (benchmark(), determinism_demanded(_GPU), cudnn_allows_tf32())
         return tuple(b if a is None else a for a, b in zip(self, theirs, strict=True))
 
@@ -50,7 +50,7 @@ class Flags(NamedTuple):
         return tf32 or (self.deterministic is True and not determinism_demanded(_GPU))
 
     def __str__(self) -> str:
-        """Those that are given, as ``benchmark=1,deterministic=0``."""
+        """Return the given flags as ``benchmark=1,deterministic=0``."""
         return ",".join(f"{k}={int(v)}" for k, v in self._asdict().items() if v is not None)
 
 
@@ -98,7 +98,7 @@ class _GpuLibrary(AtenDirect):
         return self.call(problem, pass_, (padding, *extra, stride, dilation, problem.groups))
 
     def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
-        """The library's forward, or for grad_input its transposed one, with these arguments and the flags."""
+        """Call the library's forward, or for grad_input its transposed one, with these arguments and the flags."""
         raise NotImplementedError
 
 
@@ -236,7 +236,7 @@ class AtenNativeBackend(AtenDirect):
             if plane:
                 own = _ops._slow_conv2d_forward
                 return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding))
-            return lambda a, b, bias: _ops.slow_conv3d_forward(a, b, k, bias, stride, padding)  # knows groups
+            return lambda a, b, bias: _ops.slow_conv3d_forward(a, b, k, bias, stride, padding)  # has groups
         if pass_ == "forward":
             own = _ops.slow_conv_dilated2d if plane else _ops.slow_conv_dilated3d
             return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding, dilation))
@@ -267,7 +267,7 @@ def _slow_conv2d_gradient(p: ConvProblem, pass_: Pass) -> Contract:
 
 
 def _by_groups(p: ConvProblem, contract: Callable[..., Tensor], *, second: int = 0, joined: int = 1) -> Contract:
-    """One call a group, as ATen does for kernels that know no groups.
+    """Compute group by group, as ATen does for kernels without groups.
 
     Args:
         second: the dimension along which the second operand's groups lie.

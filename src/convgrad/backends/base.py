@@ -1,4 +1,4 @@
-"""What a backend is: it contracts two tensors, for one pass of one problem.
+"""The base class of backends: a backend contracts two tensors, for one pass of one problem.
 
 Adding one is a file with a subclass of `Backend`, a line in ``backends/__init__.py``, and a green
 ``pytest -k <name>``: the conformance suite is inherited, not written again.
@@ -41,7 +41,7 @@ _described: ContextVar[tuple[int, int] | None] = ContextVar("_described", defaul
 
 @contextlib.contextmanager
 def described(capability: tuple[int, int] | None) -> Iterator[None]:
-    """In this block, a CUDA device has this compute capability for all backends; it need not be there."""
+    """Describe a CUDA device to all backends in this block by its compute capability; it need not be there."""
     token = _described.set(capability)
     try:
         yield
@@ -50,7 +50,7 @@ def described(capability: tuple[int, int] | None) -> Iterator[None]:
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability of the NVIDIA GPU that a backend is asked about; None where nothing is known of it."""
+    """Return the compute capability of the NVIDIA GPU that a backend is asked about; None where it is not known."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     found = _described.get()
@@ -107,19 +107,19 @@ class Backend(ABC):
 
     @abstractmethod
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        """Sentences that say why this backend cannot compute ``outputs``; empty means usable.
+        """Return sentences that say why this backend cannot compute ``outputs``; empty means usable.
 
         They may be asked about a device that is not here, and must not touch one.
         """
 
     def against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        """`reasons_against`, and what speaks against any backend."""
+        """Return `reasons_against`, and the reasons that hold for any backend."""
         if problem.padding_mode not in self.padding_modes:
             return [f"it computes padding_mode={problem.padding_mode!r} over a padded copy of the input"]
         return self.reasons_against(problem, outputs, device)
 
     def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
-        """What is known to be wrong in one of these outputs, in a sentence, and the backends to take instead.
+        """Return the known defect in one of these outputs, as a sentence, and the backends to use instead.
 
         Both are empty where nothing is known. Such a backend computes on request, and is never chosen.
         """
@@ -127,7 +127,7 @@ class Backend(ABC):
 
     @abstractmethod
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        """The function that computes ``outputs`` of this problem: one pass, or several outputs (one of ``sweeps``).
+        """Return the function that computes ``outputs`` of this problem: one pass, or several (one of ``sweeps``).
 
         What a problem costs to prepare is paid here: a plan binds once and calls many times.
 
@@ -146,7 +146,7 @@ class Backend(ABC):
         """
 
     def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
-        """Bytes of scratch memory that one call needs: an upper bound that tests hold it to."""
+        """Return an upper bound of the scratch memory of one call, in bytes; tests check it."""
         return 0
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
@@ -154,7 +154,7 @@ class Backend(ABC):
         return False
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        """How it sums for this problem."""
+        """Return the arithmetic of a pass, which selects its error bound."""
         return "direct"
 
     def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
@@ -162,16 +162,16 @@ class Backend(ABC):
         return False
 
     def remark(self, outputs: Outputs) -> str:
-        """What a reason for choosing it adds."""
+        """Return a remark for the reason of a choice, or nothing."""
         return "" if self.verified else "not verified"
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
-        """Which of its kernels would run, where it has several: for people."""
+        """Return the name of the kernel that would run, where the backend has several; for display."""
         return ""
 
 
 def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
-    """The one layout in which the backend receives this problem's operands; None where any strides will do."""
+    """Return the layout in which the backend receives this problem's operands; None where it takes any strides."""
     if "strided" in backend.layouts or "any" in backend.layouts:
         return None
     if problem.channels_last and "channels_last" in backend.layouts:

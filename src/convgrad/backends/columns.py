@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def columns_size(problem: ConvProblem) -> int:
-    """Elements of the ``columns`` with which every piece is as large as the bound allows.
+    """Return the number of elements of ``columns`` with which every piece is as large as the bound allows.
 
     Equivalent to:
         >>> columns_size(ConvProblem.parse("mb1ic2ih4oc8kh3"))
@@ -47,7 +47,7 @@ def column_height(p: ConvProblem) -> int:
 
 
 def positions_in_piece(p: ConvProblem, columns: Tensor | None = None) -> int:
-    """Output positions in a piece: what the bound allows, or what the given columns hold."""
+    """Return the output positions in a piece: as many as the bound allows, or as the given columns hold."""
     height = column_height(p)
     if columns is None:
         item = accumulate_dtype(p.dtype).itemsize
@@ -62,7 +62,7 @@ def positions_in_piece(p: ConvProblem, columns: Tensor | None = None) -> int:
 
 
 def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
-    """Sizes [n, *box]: whole inner dimensions first, and an outer one only where the inner ones are whole."""
+    """Return sizes [n, *box]: inner dimensions are whole before an outer one is divided."""
     shape: list[int] = []
     for size in (*reversed(p.output_size), p.batch):
         shape.append(min(size, max(1, positions // prod(shape))))
@@ -79,7 +79,7 @@ def pieces(p: ConvProblem, positions: int) -> Iterator[Piece]:
 
 
 def _taps(p: ConvProblem, box: tuple[slice, ...]) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """Each kernel element, where it reads the input, and where in the box that goes; padding is in neither."""
+    """Yield each kernel element, the input positions that it reads, and their positions in the box; without padding."""
     per_dim = [[_tap(dim, k, part) for k in range(dim.kernel)] for dim, part in zip(p.dims, box, strict=True)]
     for index, tap in enumerate(product(*per_dim)):
         if None not in tap:
@@ -100,7 +100,7 @@ def _tap(dim: Dimension, k: int, box: slice) -> tuple[slice, slice] | None:
 
 
 def _grouped(p: ConvProblem, tensor: Tensor) -> Tensor:
-    """[n, G*C, *size] seen as [G, C, n, *size]."""
+    """Return a view of [n, G*C, *size] as [G, C, n, *size]."""
     return tensor.unflatten(1, (p.groups, -1)).movedim(0, 2)
 
 
@@ -140,5 +140,5 @@ def _column_view(p: ConvProblem, piece: Piece, columns: Tensor) -> Tensor:
 
 
 def cut(p: ConvProblem, output: Tensor, piece: Piece) -> Tensor:
-    """The piece of a tensor of output's shape, seen as [G, C_out/G, n, *box]."""
+    """Return the piece of a tensor of output's shape, as a view [G, C_out/G, n, *box]."""
     return _grouped(p, output[piece.images][(..., *piece.box)])

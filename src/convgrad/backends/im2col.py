@@ -50,12 +50,12 @@ class _Buffers:
         if self.rest is None:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         n = prod(shape)
-        taken, self.rest = self.rest[:n], self.rest[n + -n % _ALIGN :]
-        return taken.view(shape)
+        buffer, self.rest = self.rest[:n], self.rest[n + -n % _ALIGN :]
+        return buffer.view(shape)
 
 
 def _bytes(p: ConvProblem, outputs: Outputs) -> int:
-    """What the passes take from `_Buffers`, one pass after another."""
+    """Return the bytes that the passes need of `_Buffers`, which they use one after another."""
     positions = prod(piece_shape(p, positions_in_piece(p)))
     sizes = [column_height(p) * positions, p.out_channels * positions, positions, prod(p.weight_shape), p.out_channels]
     if "grad_input" in outputs and accumulate_dtype(p.dtype) != p.dtype:
@@ -79,7 +79,7 @@ def _check(p: ConvProblem, **operands: Tensor | None) -> None:
 
 
 def _matrix(p: ConvProblem, weight: Tensor, buffers: _Buffers) -> Tensor:
-    """The weight as [G, C_out/G, C_in/G * K]."""
+    """Return the weight as [G, C_out/G, C_in/G * K]."""
     if weight.dtype == buffers.dtype and weight.is_contiguous():
         return weight.view(p.groups, p.out_channels // p.groups, -1)
     return buffers.take(*weight.shape).copy_(weight).view(p.groups, p.out_channels // p.groups, -1)
@@ -115,7 +115,7 @@ def forward(
     ones: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """Convolve, with the buffers of im2col in the caller's hands. Not differentiable.
+    """Return a convolution, with the caller's buffers of im2col. Not differentiable.
 
     Shape:
         - bias: [C_out] of a plain problem
@@ -162,7 +162,7 @@ def grad_input(
     columns: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
+    """Return the gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
 
     Shape:
         - bias: [C_in] of a transposed problem, whose output this is
@@ -203,7 +203,7 @@ def grad_weight(
     columns: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
+    """Return the gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
 
     Raises:
         ShapeError, DtypeError: operands that are not those of the problem.

@@ -38,7 +38,7 @@ Run = Callable[[bytes, bytes], int]
 
 
 class NativeBackend(Backend):
-    """Convolutions on the CPU that are depthwise or have few channels a group, and pointwise ones as they lie.
+    """Convolutions on the CPU that are depthwise, have few channels a group, or are pointwise; without copies.
 
     Every pass, dtype, kernel and stride; a pointwise one with more channels without padding.
     """
@@ -77,7 +77,7 @@ class NativeBackend(Backend):
         return reasons
 
     def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
-        """Why its kernels are not made for so many channels; empty where they are."""
+        """Return why a backend's kernels do not take so many channels; empty where they do."""
         if problem.depthwise or problem.matrix_product or max(_group(problem)) <= MOST_A_GROUP:
             return ""
         if problem.unpadded_pointwise:
@@ -106,7 +106,7 @@ class NativeBackend(Backend):
 
 
 class NativeAvx2Backend(NativeBackend):
-    """The same kernels with vectors of 256 bits, on a processor with wider ones: which are faster, measuring tells."""
+    """The kernels of `NativeBackend` with vectors of 256 bits, on a processor with wider ones."""
 
     name = "native:avx2"
     summary = "the kernels of native for AVX2, on a processor with AVX-512"
@@ -132,7 +132,7 @@ class NativeAmxBackend(NativeBackend):
 
     def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
         if min(*_group(problem), problem.batch * prod(problem.output_size)) >= 16:
-            return ""  # what is left out of a product is within the error bound of a sum of 16
+            return ""  # the omitted products are within the error bound of a sum of 16
         return "it needs 16 channels a group on both sides and 16 pixels: tiles of fewer are not full"
 
 
@@ -180,7 +180,7 @@ def native_plan(backend: Backend, problem: ConvProblem, outputs: Outputs) -> byt
 
 
 def transformed_dimensions(p: ConvProblem) -> list[int]:
-    """Those along which Winograd's algorithm has two products where the definition has three; [] where it has none."""
+    """Return the dimensions along which Winograd's algorithm saves a product of three; [] where it does not run."""
     if max(p.stride) > 1:
         return []
     last = range(max(0, p.ndim - 2), p.ndim)
@@ -191,7 +191,7 @@ def transformed_dimensions(p: ConvProblem) -> list[int]:
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
-    """Input and output channels of a group."""
+    """Return the input and output channels of a group."""
     return p.in_channels // p.groups, p.out_channels // p.groups
 
 
@@ -221,7 +221,7 @@ def _bind_pass(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) ->
 
 
 def _bind_gradients(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
-    """One of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
+    """Return the function of one of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
     (shape, strides), (weight_shape, weight_strides) = _result(problem, outputs[0]), _result(problem, "grad_weight")
     forward, bias = outputs[0] == "forward", "grad_bias" in outputs
     channels = problem.shape_of(problem.bias_slot)[1]
@@ -242,7 +242,7 @@ def _bind_gradients(run: Run, plan: bytes, problem: ConvProblem, outputs: Output
 
 
 def _packed(problem: ConvProblem, outputs: Outputs) -> bytes:
-    """``convgrad_problem``: the dimensions that are not there come first."""
+    """Return a problem as a packed ``convgrad_problem``, with missing dimensions first."""
     p = problem
 
     def three(values: Iterable[int], missing: int = 1) -> list[int]:
@@ -262,6 +262,6 @@ def _packed(problem: ConvProblem, outputs: Outputs) -> bytes:
 
 
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides."""
+    """Return the shape and the strides of a result."""
     shape = problem.result_shape(output)
     return shape, usual_strides(shape, problem.channels_last)

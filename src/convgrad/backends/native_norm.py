@@ -56,7 +56,7 @@ def normalize(
     epsilon: float,
     activation: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """The normalized input, activated, and each channel's mean and inverse standard deviation; updates running values.
+    """Return the normalized, activated input, and each channel's mean and inverse deviation; update running values.
 
     Args:
         input: contiguous; or in channels_last, with `LEAST_CHANNELS` or more.
@@ -66,7 +66,7 @@ def normalize(
     Shape:
         (N, C, *spatial) -> (N, C, *spatial), (2, C)
     """
-    layout = torch.contiguous_format if input.is_contiguous() else torch.preserve_format  # of one channel it is both
+    layout = torch.contiguous_format if input.is_contiguous() else torch.preserve_format  # one channel is both layouts
     output = torch.empty_like(input, memory_format=layout)
     statistics = input.new_empty((2, input.shape[1]), dtype=accumulate_dtype(input.dtype))
     tensors = (weight, bias, None, running_mean, running_var, output, None, None)
@@ -83,7 +83,7 @@ def normalization_gradients(
     needs: tuple[bool, bool, bool],
     activation: str = "",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of input, weight and bias that are needed.
+    """Return the gradients of input, weight and bias that are needed.
 
     Args:
         grad_output: of the activation's result; with the input's strides.
@@ -121,7 +121,7 @@ def _run(
     invstd = mean + channels * statistics.itemsize
     channels_last, threads = not input.is_contiguous(), torch.get_num_threads()
     number, follows = DTYPES[input.dtype], ACTIVATIONS.index(activation)
-    wide = any(t is not None and t.dtype is not input.dtype for t in (*tensors[:2], tensors[3]))  # of the channels
+    wide = any(t is not None and t.dtype is not input.dtype for t in (*tensors[:2], tensors[3]))  # vectors of channels
     sizes = batch, channels, pixels, epsilon, momentum, channels_last, number, threads, follows, wide
     weight, bias, grad_output, *others = [0 if t is None else t.data_ptr() for t in tensors]
     addresses = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others

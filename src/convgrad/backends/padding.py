@@ -17,7 +17,7 @@ COPY: Final = " (padded copy)"
 
 
 def padded(problem: ConvProblem) -> ConvProblem:
-    """The same contraction over an input that carries its padding: a problem with padding zero."""
+    """Return the problem over an input that contains its padding: one with padding 0."""
     if all(pair == (0, 0) for pair in problem.padding) and problem.padding_mode == "zeros":
         return problem
     size = tuple(n + low + high for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
@@ -25,7 +25,7 @@ def padded(problem: ConvProblem) -> ConvProblem:
 
 
 def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
-    """The input of ``padded(problem)``: its padding around it, or a part of it where the padding crops.
+    """Return the input of ``padded(problem)``: with its padding, or a part of it where the padding crops.
 
     Shape:
         (N, C_in, *in) -> (N, C_in, *(in + low + high))
@@ -38,7 +38,7 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
-    """The adjoint of `pad_input`.
+    """Return the adjoint of `pad_input`.
 
     Shape:
         (N, C_in, *(in + low + high)) -> (N, C_in, *in)
@@ -54,13 +54,13 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
 
 
 def _sides(problem: ConvProblem) -> tuple[padding_modes.Sides, padding_modes.Sides]:
-    """What is added around the input, and what is cropped of that: of one side there may be more than the input has."""
+    """Return what is added on each side of the input, and what is cropped of each; a crop may exceed the input."""
     added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
     return added, tuple((max(-low, 0), max(-high, 0)) for low, high in problem.padding)
 
 
 def _inside(t: Tensor, sides: padding_modes.Sides) -> Tensor:
-    """A view without these positions at the ends of its last dimensions."""
+    """Return a view without these positions at the ends of its last dimensions."""
     for d, (low, high) in enumerate(sides, start=2):
         if low or high:
             t = t.narrow(d, low, t.shape[d] - low - high)
@@ -70,7 +70,7 @@ def _inside(t: Tensor, sides: padding_modes.Sides) -> Tensor:
 def over_copy(
     problem: ConvProblem, outputs: Outputs, kernel: Kernel, layout: torch.memory_format | None = None
 ) -> Kernel:
-    """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``.
+    """Return the bound function of a problem, made from that of ``padded(problem)``.
 
     Args:
         layout: in which the latter takes the copy; None: any.
@@ -99,7 +99,7 @@ def over_copy(
 
 
 class PaddedCopy(Backend):
-    """Another backend, computing ``padded(problem)``; one is made for a plan that needs it, and never registered."""
+    """A backend that pads for another one; it is made for a plan that needs it, and never registered."""
 
     padding_modes = PADDING_MODES
 
@@ -112,7 +112,7 @@ class PaddedCopy(Backend):
 
     @classmethod
     def where_needed(cls, backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Backend:
-        """What computes a problem with a padding mode: the backend itself where it can, else over a copy."""
+        """Return the backend itself where it can compute the padding mode, else one that pads a copy for it."""
         return cls(backend) if backend.against(problem, outputs, device) else backend
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:

@@ -1,4 +1,4 @@
-"""The living definition: what each of the three passes means, in a few lines each.
+"""The definition of the three passes, in a few lines each.
 
 Every pass visits the positions of the kernel. At position k, output o reads the padded input at
 ``o * stride + k * dilation``: one strided slice of it, as large as the output. The three passes contract this slice,
@@ -52,7 +52,7 @@ class ReferenceBackend(Backend):
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The 64-bit dtype of the same kind."""
+    """Return the 64-bit dtype of the same kind."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else torch.int64
@@ -84,7 +84,7 @@ def _grad_weight(p: ConvProblem, grad_output: Tensor, input: Tensor) -> Tensor:
 
 
 def _windows(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each kernel position, with the part of the padded input that it meets."""
+    """Yield each kernel position, with the part of the padded input that it reads."""
     for k in product(*(range(size) for size in p.kernel_size)):
         starts = [i * d for i, d in zip(k, p.dilation, strict=True)]
         spans = [(o - 1) * s + 1 for o, s in zip(p.output_size, p.stride, strict=True)]
@@ -93,19 +93,19 @@ def _windows(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...
 
 
 def _split(p: ConvProblem, tensor: Tensor, dim: int) -> Tensor:
-    """Channels [G*C, ...] as [G, C, ...]."""
+    """Return channels [G*C, ...] as [G, C, ...]."""
     return tensor.unflatten(dim, (p.groups, -1))
 
 
 def _pad(p: ConvProblem, input: Tensor) -> Tensor:
-    """What its padding mode reads around the input, or a crop where the padding is negative."""
+    """Return the input padded by its padding mode, and cropped where the padding is negative."""
     for d, (positions, outside) in enumerate(_read(p, input.device), start=2):
         input = input.index_select(d, positions).index_fill_(d, outside, 0)
     return input
 
 
 def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
-    """What `_pad` is the transpose of: add up what was read several times, drop what was a zero; spoils its operand."""
+    """Return the transpose of `_pad` of a gradient, whose memory it overwrites: sum repeated reads, drop zeros."""
     for d, (positions, outside) in enumerate(_read(p, padded.device), start=2):
         size = (*padded.shape[:d], p.input_size[d - 2], *padded.shape[d + 1 :])
         padded = padded.new_zeros(size).index_add_(d, positions, padded.index_fill_(d, outside, 0))
@@ -113,7 +113,7 @@ def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
 
 
 def _read(p: ConvProblem, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each dimension, which positions of the input the padded input has, and at which of its own it has zeros."""
+    """Yield for each dimension the input position that each padded position reads, and the positions that are zero."""
     for n, (low, high) in zip(p.input_size, p.padding, strict=True):
         i = torch.arange(-low, n + high, device=device)
         read = {

@@ -31,11 +31,11 @@ class _Restated(Backend):
 
     @abstractmethod
     def restated(self, problem: ConvProblem) -> ConvProblem:
-        """The problem that ATen gets; the problem itself where this route changes nothing."""
+        """Return the problem that ATen gets; the same one where this route changes nothing."""
 
     @abstractmethod
     def nothing_to_change(self, problem: ConvProblem) -> str:
-        """Why this route would be no different from ATen; empty if it is."""
+        """Return why this route is the same as ATen's call; empty if it is not."""
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         why = self.nothing_to_change(problem)
@@ -71,7 +71,7 @@ class _Restated(Backend):
 
 
 def _converted(t: Tensor, p: ConvProblem) -> Tensor:
-    """A tensor in the dtype and the layout of a problem, in one copy at most."""
+    """Return a tensor in the dtype and the layout of a problem, with one copy at most."""
     if t.dtype is not p.dtype:
         return t.to(p.dtype, memory_format=p.memory_format)
     return t.contiguous(memory_format=p.memory_format)
@@ -143,7 +143,7 @@ class AtenPaddedBackend(_Restated):
 
 
 class AtenMatmulBackend(Backend):
-    """A pointwise convolution as PyTorch's matrix products on the tensors as they lie, which a linear layer calls, too.
+    """A pointwise convolution as PyTorch's matrix products on the uncopied tensors; a linear layer calls them, too.
 
     In channels_last that is one product of all pixels' rows of channels, otherwise one for each image.
     """

@@ -12,7 +12,7 @@ from .._compat import channels_last_of, suggests_channels_last
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """The strides of a new tensor.
+    """Return the strides of a new tensor.
 
     A meta tensor would say the same, but is seen by whoever watches allocations; PyTorch's own functions would, but
     import sympy, which takes half a second.
@@ -30,7 +30,7 @@ _ordinary: set[Any] = set()
 
 
 def tidy(t: Tensor) -> Tensor:
-    """The same memory with ordinary strides in its dimensions of size 1; the tensor itself where they are ordinary.
+    """Return a view with ordinary strides in dimensions of size 1, or the tensor itself where they are ordinary.
 
     PyTorch 2.13 (oneDNN, groups, a channels_last weight) returns wrong numbers for others, silently.
     """

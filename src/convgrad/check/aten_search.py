@@ -63,7 +63,7 @@ def _avoided(p: ConvProblem, pass_: Pass) -> bool:
 def _wrong(child: Child, p: ConvProblem, pass_: Pass, seed: int = 0) -> str:
     """Return the end of "PyTorch's kernel is wrong here: ..."; empty if it is right."""
     found, death = child.ask({"problem": str(p), "output": pass_, "seed": seed})
-    if death.startswith("the process ended"):  # an error of the comparison itself: what PyTorch raises is an answer
+    if death.startswith("the process ended"):  # an error of the comparison itself
         return ""
     if death:
         return death
@@ -134,12 +134,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         pair[request["odd"]] = t.as_strided(t.shape, strides)
     try:
         call = pytorchs_call(p, pass_) if request.get("raw") else get_backend("aten").bind(p, (pass_,))
-        # Of zeros, which change no result: some kernels go wrong with a bias only.
+        # Zeros change no result, but some kernels are wrong only with a bias.
         biased = p.has_bias and pass_ == p.bias_pass
         got = call(*pair, torch.zeros(p.shape_of(p.bias_slot)[1], dtype=p.dtype) if biased else None)
     except RuntimeError as error:
         return {"status": "refused", "message": str(error).splitlines()[0]}
-    # What a bit more rounding does stays far below this; uninitialized memory, or the wrong elements, do not.
+    # More rounding stays far below this; uninitialized memory and wrong elements do not.
     allowed = 16 * error_bound("direct", p.dtype, reduction_length(p, pass_), exact, magnitude(p, pass_, operands))
     if p.dtype.itemsize == 2:
         allowed = allowed + 0.04 * exact.abs() + 0.02 * exact.abs().amax()

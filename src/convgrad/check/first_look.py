@@ -53,7 +53,7 @@ def _wrong(check: PropertyCheck, outputs: Outputs) -> str:
             continue
         except Failed as error:
             return str(error)
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise anything
             if out_of_memory(error):
                 raise
             return described(error)

@@ -49,7 +49,7 @@ class Lost(Exception):  # noqa: N818 (an outcome)
 
 def why_not_in_child() -> str:
     """Return why there is no child here; empty if there is."""
-    if not hasattr(os, "fork") or sys.platform == "darwin":  # Apple's libraries do not survive it
+    if not hasattr(os, "fork") or sys.platform == "darwin":  # Apple's libraries fail after a fork
         return f"there is no fork on {sys.platform}"
     return "a daemonic process has no children" if multiprocessing.current_process().daemon else ""
 
@@ -72,7 +72,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
                 wait = patience()
                 if not receiver.poll(wait):
                     if child.pid is not None:
-                        os.kill(child.pid, signal.SIGUSR1)  # which writes its stack
+                        os.kill(child.pid, signal.SIGUSR1)  # the child then writes its stack
                     end = time.monotonic() + 1
                     while not (where := _where(trace)) and time.monotonic() < end:
                         time.sleep(0.05)
@@ -148,7 +148,7 @@ def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: 
             sender.send(("ready", None))
             work(send)
             sender.send(("end", None))
-        except Exception:  # of this library: what a kernel raises was caught before
+        except Exception:  # an error of this library; a kernel's was caught before
             with contextlib.suppress(BrokenPipeError):  # the parent was killed
                 sender.send(("error", traceback.format_exc()))
         except BaseException as error:  # Ctrl-C is ignored here: only what is called can raise such a thing

@@ -52,7 +52,7 @@ def _refused(accepts: Accepts, problem: ConvProblem) -> str:
     watched: Any = _Watched(problem)
     try:
         read = {} if accepts(watched) else watched._read
-    except Exception:  # it wants a true problem
+    except Exception:  # `accepts` needs a real problem
         read = {}
     return f"{NO}: {', '.join(f'{name} is {value}' for name, value in read.items())}" if read else NO
 

@@ -51,12 +51,12 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
             importlib.import_module(words[0])
     except ModuleNotFoundError as error:
         if script or error.name is None or not (words[0] == error.name or words[0].startswith(f"{error.name}.")):
-            raise  # it is there, and misses something itself
+            raise  # the module exists, but one of its imports does not
         raise ModuleNotFoundError(f"there is no module {words[0]!r}", name=error.name) from None
     finally:
         loading.reset(token)
         sys.argv = argv
-        with suppress(ValueError):  # the script has removed it itself
+        with suppress(ValueError):  # the script may have removed it
             sys.path.remove(folder)
 
 

@@ -23,7 +23,7 @@ def _matmul_precision() -> tuple[str, str]:
 
 def _set_matmul_precision(both: tuple[str, str]) -> None:
     names = {("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
-    torch.set_float32_matmul_precision(names.get(both, "highest"))  # and then what it has no name for
+    torch.set_float32_matmul_precision(names.get(both, "highest"))  # names exist for some combinations only
     _cuda.matmul.fp32_precision, _mkldnn.matmul.fp32_precision = both
 
 

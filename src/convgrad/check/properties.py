@@ -155,7 +155,7 @@ def bias(check: PropertyCheck) -> Found:
     operands = check.reals() if real else check.integers()
     added = torch.arange(channels, device="cpu") * 37 % 61  # no two of 61 channels alike
     if real:
-        added = (added - 30).to(torch.float64) / 7  # they use all bits of the dtype
+        added = (added - 30).to(torch.float64) / 7  # sevenths use all bits of the dtype
     added = (added + 1).to(dtype)
     yield check.compare(check.run(operands, check.place(added)), operands, integers=not real, bias=added)
 
@@ -225,13 +225,13 @@ def nonfinite(check: PropertyCheck) -> Found:
         spoiled[slot][at] = value
         expected = reference(p, pass_, spoiled)
         read = torch.ones((), dtype=torch.bool, device="cpu")
-        if slot == other:  # which elements read more of it than padding
+        if slot == other:  # elements that read more than padding
             alone = {s: torch.zeros_like(t) if s == slot else torch.ones_like(t) for s, t in operands.items()}
             alone[slot][at] = 1
             read = reference(p, pass_, alone) != 0
         for how, _, run in variants:
             got = run(spoiled).cpu().to(torch.float64)
-            if check.arithmetic == "transform" or slot == other:  # it may spread, over a tile or the padding
+            if check.arithmetic == "transform" or slot == other:  # a NaN may spread over a tile or the padding
                 wrong = ~expected.isfinite() & got.isfinite() & read
             else:
                 finite = expected.isfinite() & got.isfinite()

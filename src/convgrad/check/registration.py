@@ -235,7 +235,7 @@ class Registration:
             backend.note, backend.verified = "; ".join(sentences), all(s.startswith("verified") for s in sentences)
             if any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available())):
                 backend.timings = speed.measure(backend, self.seconds)
-            if not backend.verified:  # not before it can be refused
+            if not backend.verified:  # an unverified one may still be refused
                 used = " runs wherever it is usable, and" * backend.preferred
                 warn_user(f"{backend.name!r}{used} is {backend.note}")
         backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))

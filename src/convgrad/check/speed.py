@@ -90,13 +90,13 @@ def _problems(backend: CustomBackend, outputs: Outputs, device: torch.device) ->
 
 
 def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, device: torch.device) -> Timing:
-    with without(backend.name):  # one that is to be replaced
+    with without(backend.name):  # a registered kernel of this name, which is being replaced
         others = choose(problem, outputs, device)
     steps = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
         calls = trials(steps, outputs, device)
         once = {"mine": second_call(calls["mine"], device)}
-    except Exception as error:  # it has accepted it
+    except Exception as error:  # the kernel accepts it, so no error is expected
         [again] = check_problem(backend, problem, outputs[0], device=device, properties=["exact"])
         if again.status != "failed":
             again = replace(again, status="failed", message=f"it raised {type(error).__name__}: {error}")

@@ -222,7 +222,7 @@ def _answers(
         step = next((s for s in steps if output in s.outputs), None)
         if step is None:
             why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
-            answers.append(Answer(output, "engine", True, (why,), "strided as given", 0))
+            answers.append(Answer(output, "engine", True, (why,), "any strides", 0))
             continue
         others = [] if output == "grad_bias" else backends().values()
         if problem.padding_mode != "zeros":
@@ -235,11 +235,9 @@ def _answers(
                 against = reasons_against(backend, problem, (output,), place)
                 against = _described_library(backend, output, machine, against, aten_runs)
             usable = not against
-            reasons = (
-                [_why(step, output)] if chosen else against or [f"available, lower priority than {step.backend.name}"]
-            )
+            reasons = [_why(step, output)] if chosen else against or [f"can compute it; {step.backend.name} was chosen"]
             taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
-            layout = "strided as given" if "strided" in backend.layouts else taken.layout
+            layout = "any strides" if "strided" in backend.layouts else taken.layout
             by_aten = backend.name.removesuffix(COPY) == "aten"
             runs = "" if not usable else aten_runs[output] if by_aten else backend.kernel_name(problem, computed)
             workspace = backend.workspace(problem, computed) if usable else 0

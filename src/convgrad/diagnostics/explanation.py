@@ -139,7 +139,7 @@ class Explanation(Drawn):
         p = self.problem
         text = f"each pass: {p.flops:,} FLOP, {p.least_bytes:,} bytes at least"
         if self.limits is None:
-            text += "; peak not measured (convgrad info --measure)"
+            text += "; this machine's peak speeds are not measured yet (convgrad info --measure)"
         else:
             least = self.limits.seconds(p) * 1e3
             text += f"; at best {least:.4g} ms ({self.limits.bound(p)}-bound), given {self.limits}"
@@ -184,9 +184,9 @@ class Explanation(Drawn):
         for output, chosen in self.chosen().items():
             can = [r.backend for r in rows if r.output == output and r.usable]
             cannot = sum(r.output == output and not r.usable for r in rows)
-            can_text = f"also available, lower priority than {chosen}: {', '.join(can)}" if can else ""
+            can_text = f"{chosen} was chosen over {', '.join(can)}" if can else ""
             cannot_text = (
-                f"{cannot} are not available (--all shows why; in Python, .text(everything=True))" if cannot else ""
+                f"{cannot} cannot compute it (--all shows why; in Python, .text(everything=True))" if cannot else ""
             )
             text = "; ".join(filter(None, (can_text, cannot_text)))
             outputs_of.setdefault(text, []).append(output)

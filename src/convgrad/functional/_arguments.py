@@ -1,4 +1,4 @@
-"""From arguments as people write them to what the operators take."""
+"""The operators' arguments, from those that users write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
-    """One integer for each dimension, of any type that PyTorch accepts; in a tuple it refuses only a first bool.
+    """Return one integer for each dimension, of any type that PyTorch accepts; in a tuple it refuses only a first bool.
 
     The length of a list is validated later.
     """
@@ -43,7 +43,7 @@ def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
 
 
 def _integer(value: Any) -> int:
-    """Anything that Python accepts as an integer, except a bool."""
+    """Return a value as an integer; raise a TypeError for a bool."""
     if isinstance(value, torch.SymInt):
         return value  # pyright: ignore[reportReturnType]
     if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool):
@@ -52,7 +52,7 @@ def _integer(value: Any) -> int:
 
 
 def sizes(value: Sequence[int], name: str) -> list[int]:
-    """A shape as a list, from any sequence of integers; a tensor in the place of its shape is refused."""
+    """Return a shape as a list, from any sequence of integers; refuse a tensor in the place of its shape."""
     if type(value) is torch.Size and not (value and type(value[0]) is Tensor):  # in a trace of jit they are
         return list(value)
     try:
@@ -99,7 +99,7 @@ def of_tensors(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _shown(value: object) -> str:
-    """A value for a message; a tensor is shown by its shape."""
+    """Return a value as text for a message; a tensor is shown by its shape."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
@@ -122,7 +122,7 @@ def require_bool(name: str, value: object) -> None:
 def paddings(
     padding: Padding | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Padding as integers, one for each dimension or low and high of each.
+    """Return padding as integers, one for each dimension or low and high of each.
 
     ``same`` keeps the size, with the odd element on the high side; ``causal``, in 1-D, pads the low side only, so that
     no output depends on a later input.
@@ -154,7 +154,7 @@ def paddings(
 
 
 def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
-    """Low and high padding of each dimension of a convolution module."""
+    """Return low and high padding of each dimension of a convolution module."""
     size = (0, 0, *module.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
     return padding_pairs(paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
@@ -168,14 +168,14 @@ def _padding_integers(padding: Padding | str, d: int) -> tuple[int, ...]:
 
 
 def _constants(traced: Sequence[Any]) -> list[int]:
-    """Sizes as integers in a jit trace, where they are tensors, without the warning."""
+    """Return sizes as integers in a jit trace, where they are tensors, without the warning."""
     with catch_warnings():
         simplefilter("ignore")
         return [int(n) for n in traced]
 
 
 def _flat(padding: Any) -> Ints:
-    """Pairs (low, high), as in `ConvProblem`, in the flat form that the operators take; anything else as it is."""
+    """Return pairs (low, high), as in `ConvProblem`, in the operators' flat form; anything else unchanged."""
     if not isinstance(padding, (tuple, list)) or not padding or not isinstance(padding[0], (tuple, list)):
         return padding
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
@@ -186,7 +186,7 @@ def _flat(padding: Any) -> Ints:
 def with_output_padding(
     arguments: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
 ) -> tuple[Any, ...]:
-    """The operator's arguments with the output_padding that leads to a known output; any other size is refused later.
+    """Return the arguments with the output_padding that gives a known output size; a wrong size is refused later.
 
     Args:
         arguments: those of `all_arguments`; an output_padding that was stated stays.
@@ -210,7 +210,7 @@ def with_output_padding(
 def conv_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, groups: int
 ) -> tuple[Any, ...]:
-    """Of a convolution, in the order of ``torch.nn.functional.conv2d``."""
+    """Return the operator's arguments of a convolution, given in the order of ``torch.nn.functional.conv2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, False, 0, groups)
 
 
@@ -218,7 +218,7 @@ def transpose_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding, output_padding: Ints, groups: int,
     dilation: Ints,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Of a transposed convolution, in the order of ``torch.nn.functional.conv_transpose2d``."""
+    """Return those of a transposed convolution, given in the order of ``torch.nn.functional.conv_transpose2d``."""
     return all_arguments(d, weight_size, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -226,7 +226,7 @@ def all_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, transposed: bool,
     output_padding: Ints, groups: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The operator's arguments.
+    """Return the operator's arguments.
 
     As in PyTorch, a plain convolution is computed without its output_padding, and its gradients are refused.
     """

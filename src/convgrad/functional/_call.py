@@ -1,4 +1,4 @@
-"""From a call as people write it to its result.
+"""The computation of a call, from the arguments that users write.
 
 The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
 
@@ -43,7 +43,7 @@ from ._arguments import require_tensors
 
 
 class Signature(NamedTuple):
-    """How the arguments of a function are read."""
+    """The reader of a function's arguments."""
 
     #: Spatial dimensions; None for a function of any number of them.
     ndim: int | None
@@ -72,7 +72,7 @@ _recorded: Any = torch.ops.aten.convolution_overrideable.default._op
 
 
 def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]) -> Tensor:
-    """Compute one call.
+    """Compute one call of a convolution.
 
     Args:
         name: what the user called; `signatures` tells how ``raw`` is read.
@@ -150,7 +150,7 @@ def _pytorch_suffices(plan: Plan, first: bool, second: bool) -> bool:
 def _first_call(
     key: Any, name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]
 ) -> Tensor:
-    """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
+    """Compute a call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
     if is_eager(input, weight, bias) and autocast_is_on(device := input.device.type):
@@ -201,7 +201,7 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
 
 
 def not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...], **options: object) -> Any:
-    """What is no tensor may stand for one, as a proxy of torch.fx does; anything else is refused as PyTorch does."""
+    """Let an operand that handles the call, such as a proxy of torch.fx, do so; refuse any other, as PyTorch does."""
     operands = {"input": input, "weight": weight, **({} if bias is None else {"bias": bias})}
     require_tensors(name, **operands)
     return handle_torch_function(signatures[name].public, operands.values(), input, weight, bias, *raw, **options)

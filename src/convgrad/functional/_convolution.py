@@ -1,4 +1,4 @@
-"""Convolutions: the N-d function, the thin ones of 1 to 3 dimensions, and one that requests a backend."""
+"""Convolutions: the N-d function, those of 1 to 3 dimensions, and one that requests a backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def convolution(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Ints = 1, padding: Padding | str = 0,
     dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
+    """Return the N-d convolution of input and weight, or with ``transposed=True`` the N-d transposed convolution.
 
     Args:
         padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or the low
@@ -223,7 +223,7 @@ def convolution_with_backend(
     backend: str, transposed: bool, input: Tensor, weight: Tensor, bias: Tensor | None, *raw_args: Any,
     layout: Layout = "NCL",
 ) -> Tensor:  # fmt: skip
-    """A convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
+    """Return a convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
 
     A module calls this in place of `use_backend`, whose side effect a strict ``torch.export`` warns of.
 

@@ -20,7 +20,7 @@ def feedback_convolution(
     padding: Padding | str = 0, dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
     *, layout: Layout = "NCL",
 ) -> Tensor:  # fmt: skip
-    """A convolution with ``weight`` that sends gradients back to its input through ``feedback_weight``.
+    """Return a convolution with ``weight`` whose gradient for the input uses ``feedback_weight``.
 
     The gradients of weight and bias are the usual ones. A feedback_weight that requires a gradient gets the weight's;
     under weight decay the two then converge (the Kolen-Pollack algorithm of Akrout et al., "Deep

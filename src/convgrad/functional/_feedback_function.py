@@ -16,7 +16,7 @@ from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 
 
 class _Feedback(torch.autograd.Function):
-    """A convolution that keeps another weight for its backward pass."""
+    """A convolution that saves another weight for its backward pass."""
 
     generate_vmap_rule = True
 
@@ -74,5 +74,5 @@ class _Feedback(torch.autograd.Function):
 
 @torch.compiler.allow_in_graph
 def apply(*operands: Any) -> Tensor:
-    """The function applied to (input, weight, bias, feedback_weight, form, `ops.traced_request`)."""
+    """Apply the function to (input, weight, bias, feedback_weight, form, `ops.traced_request`)."""
     return _Feedback.apply(*operands)  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""The gradients of a convolution as functions: the N-d ones, and the thin ones of 1 to 3 dimensions."""
+"""The gradients of a convolution as functions: the N-d ones, and those of 1 to 3 dimensions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grad_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor, stride: Ints = 1, padding: Padding | str = 0,
     dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The gradient of a convolution with respect to its input.
+    """Return the gradient of a convolution with respect to its input.
 
     Shape:
         - input_size: the N, C_in and D spatial sizes of the input; or without N
@@ -60,7 +60,7 @@ def grad_weight(
     dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
     *, per_sample: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The gradient of a convolution with respect to its weight.
+    """Return the gradient of a convolution with respect to its weight.
 
     Args:
         per_sample: return one gradient for each sample of the batch, computed by one convolution with N times as many
@@ -96,7 +96,7 @@ def grad_weight(
 
 
 def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], arguments: tuple[Any, ...]) -> Tensor:
-    """Samples become groups of one image: the batch goes into the channels, in front of the groups."""
+    """Return per-sample weight gradients: samples become groups of one image, with the batch before the groups."""
     check_backward(grad_output.shape, input.shape, size, None, conv_geometry(size, *arguments))
     *rest, groups = arguments
     n = input.shape[0]
@@ -109,7 +109,7 @@ def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], argumen
 
 @of_tensors("grad_output")
 def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
-    """The gradient of a convolution with respect to its bias: a sum over batch and space.
+    """Return the gradient of a convolution with respect to its bias: a sum over batch and space.
 
     Args:
         per_sample: return one gradient for each sample of the batch.
@@ -138,7 +138,7 @@ def convolution_backward(
     padding: Padding | str = 0, dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of a convolution that the mask selects; None for the others.
+    """Return the gradients of a convolution that the mask selects; None for the others.
 
     Shape:
         - grad_output: (N, C_out, *out), like the result of `convolution`

@@ -26,7 +26,7 @@ def per_sample_norms(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor, stride: Ints = 1, padding: Padding | str = 0,
     dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0, groups: int = 1, *, bias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The 2-norm of each sample's weight gradient, often without computing that gradient.
+    """Return the 2-norm of each sample's weight gradient, often without computing that gradient.
 
     The squared norm of a gradient, a sum over T positions of grad_output times a window of the input, is the sum over
     the T x T products of two of each (ghost norms: Li et al., "Large Language Models Can Be Strong Differentially
@@ -76,12 +76,12 @@ def per_sample_norms(
 
 
 def _norm(gradients: Tensor) -> Tensor:
-    """(N, *) -> (N,)"""
+    """Return the 2-norm of each sample: (N, *) -> (N,)."""
     return torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=accumulate_dtype(gradients.dtype))
 
 
 def _squared(data: Tensor, other: Tensor, kernel: Sequence[int], g: Geometry) -> Tensor:
-    """The sum of all products of two positions, of which each factor is a matrix of T x T."""
+    """Return the sum of the products of all pairs of positions; each factor is a matrix of T x T."""
     if data.dtype.itemsize == 2:
         data, other = data.float(), other.float()
     rows = other.flatten(2).unflatten(1, (g.groups, -1))  # [N, g, co, T]
@@ -94,7 +94,7 @@ def _squared(data: Tensor, other: Tensor, kernel: Sequence[int], g: Geometry) ->
 
 
 def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geometry) -> Iterator[Tensor]:
-    """What each tap of the kernel meets, [N, C, *positions]: a view of the padded data."""
+    """Yield the data that each element of the kernel reads, [N, C, *positions]: a view of the padded data."""
     sides = tuple(
         (low, (t - 1) * s + effective_kernel(k, dil) - low - n)
         for t, k, s, (low, _), dil, n in zip(
@@ -108,6 +108,6 @@ def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geom
 
 
 def _sqrt(squared: Tensor) -> Tensor:
-    """The root, with the derivative 0 at 0, where rounding may also have left less."""
+    """Return the square root, with the derivative 0 at 0 and below, which rounding may give."""
     nothing = squared <= 0
     return squared.masked_fill(nothing, 1).sqrt().masked_fill(nothing, 0)

@@ -20,7 +20,7 @@ Layout = Literal["NCL", "NLC"]
 
 
 def require_layout(layout: object) -> None:
-    """Refuse any other layout."""
+    """Refuse a layout that is neither NCL nor NLC."""
     if layout not in ("NCL", "NLC"):
         raise ValueError(f"layout is 'NCL' or 'NLC', got {layout!r}")
 
@@ -51,7 +51,7 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
 
 
 def in_one_row(normalize: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The same as ``normalize``, which makes a sequence's arguments, for the image of one row in its place."""
+    """Return a reader of a sequence's arguments, made from ``normalize``, for the image of one row that replaces it."""
 
     def normalized(d: int, weight_size: Any, *raw: Any) -> tuple[Any, ...]:
         # checked here, so that messages speak of one dimension.

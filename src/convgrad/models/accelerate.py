@@ -28,7 +28,7 @@ from .classes import (
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Decision, Report
 from .trial import NO_COPY, arguments, faster_in_channels_last
-from .worth import PlanFor, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
+from .worth import PlanFor, dtype_against, linear_may_gain, may_gain, norm_may_gain
 
 
 def accelerate_(
@@ -84,7 +84,7 @@ def accelerate_(
         arguments(example_inputs)  # raises where they are no arguments
     report = Report(dry_run=dry_run, missing=_missing(model))
     try:
-        _turn(model, wanted, example_inputs, report)
+        _convert_layout(model, wanted, example_inputs, report)
         report.decisions = list(decide(model, only_gains))
         if not dry_run:
             _apply(model, report)
@@ -151,7 +151,7 @@ def _apply(model: nn.Module, report: Report) -> None:
 
 
 def _is_quantized(module: nn.Module) -> bool:
-    """One of torch's quantized convolutions, which are no subclasses of the others."""
+    """Whether a module is one of torch's quantized convolutions, which are no subclasses of the others."""
     cls = type(module)
     return "Conv" in cls.__name__ and cls.__module__.startswith(
         ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")
@@ -159,7 +159,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def _is_scripted(module: nn.Module) -> bool:
-    """What ``torch.jit.script`` or ``torch.jit.trace`` made of one of torch's convolutions."""
+    """Whether ``torch.jit.script`` or ``torch.jit.trace`` made this module of one of torch's convolutions."""
     name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
     return name.startswith("Conv") and hasattr(nn, name)
 
@@ -173,7 +173,7 @@ def _stays(module: Any, only_gains: bool, plans: PlanFor) -> str | None:
     reason = dtype_against(weight)
     if reason is not None or not only_gains:
         return reason
-    gains = linear_may_gain if is_linear(module) else worth_replacing
+    gains = linear_may_gain if is_linear(module) else may_gain
     return None if gains(module, weight, plans) else _no_gain(weight.device)
 
 
@@ -214,7 +214,7 @@ def _wanted_format(memory_format: str | torch.memory_format | None) -> str | Non
     return memory_format  # pyright: ignore[reportReturnType]
 
 
-def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
+def _convert_layout(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
     """Convert the model to channels_last if the caller wants it, or if it is expected to be faster."""
     if wanted is None:
         return

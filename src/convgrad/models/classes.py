@@ -1,4 +1,4 @@
-"""Which class computes a layer with convgrad, and the way back.
+"""The class that computes a layer with convgrad, and PyTorch's class for it.
 
 A module is accelerated by giving it another class: nothing of the instance changes, a call costs nothing more, and the
 old class brings the old module back. A plain ``torch.nn`` module gets its namesake of `convgrad.nn`. A subclass of a
@@ -62,7 +62,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def _base_of(cls: type) -> type[nn.Module]:
-    """The class of torch.nn that a class is derived from."""
+    """Return the class of torch.nn that a class is derived from."""
     return next(c for c in cls.__mro__ if c in _OURS)
 
 
@@ -70,7 +70,7 @@ def _base_of(cls: type) -> type[nn.Module]:
 
 
 def accelerated_class(cls: type) -> type:
-    """The class that computes what ``cls`` computes, with convgrad; Python may refuse it with any error."""
+    """Return the class that computes ``cls`` with convgrad; Python may refuse it with any error."""
     if cls in _OURS:
         return _OURS[cls]
     if _is_parametrized(cls):
@@ -135,7 +135,7 @@ def _properties(cls: type) -> set[str]:
 
 
 def stock_class(cls: type) -> type:
-    """The class that an accelerated class was made for; a class that is not accelerated itself."""
+    """Return the class that an accelerated class was made for; any other class unchanged."""
     if cls in _STOCK:
         return _STOCK[cls]
     if "_convgrad_stock" in cls.__dict__:
@@ -186,7 +186,7 @@ def weight_of(module: Any) -> Tensor | None:
 
 
 def reason_against(module: nn.Module) -> str | None:
-    """Why a module cannot be accelerated by its class; None where it can."""
+    """Return why a module cannot be accelerated by its class; None where it can."""
     if isinstance(module, tuple(_STOCK)):
         return ALREADY
     if "forward" in vars(module) or "_conv_forward" in vars(module):
@@ -208,7 +208,7 @@ def reason_against(module: nn.Module) -> str | None:
 
 
 def _own_computation(cls: type) -> list[tuple[str, Any]]:
-    """The methods of a user's class, with their names, that never hand the computation on to torch's class."""
+    """Return the methods of a user's class, by name, that never call torch's computation."""
     return [
         (f"{klass.__name__}.{name}", klass.__dict__[name])
         for klass in cls.__mro__[: cls.__mro__.index(_base_of(cls))]
@@ -228,7 +228,7 @@ def _names_of(method: Any) -> set[str]:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Every attribute and global that a function and the functions inside it mention."""
+    """Return every attribute and global that a function and the functions inside it name."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

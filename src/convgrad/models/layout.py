@@ -1,4 +1,4 @@
-"""The memory layout of a whole model: weights are converted once, inputs at the root, and what lies between follows."""
+"""The memory layout of a whole model: weights are converted once, inputs at the root; all else follows from these."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .classes import is_convolution
 
 
 def spatial_convolutions(model: nn.Module) -> list[Any]:
-    """The convolutions of a model that are 2-d or 3-d, and so have a layout that could be turned."""
+    """Return the convolutions of a model that are 2-d or 3-d, which alone have two layouts."""
     return [m for m in model.modules() if is_convolution(m) and len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType]
 
 
 def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
-    """Lay the weights of a model's convolutions out in channels_last and, by a hook, what it is called with.
+    """Convert the weights of a model's convolutions to channels_last and, by a hook, the model's inputs.
 
     Returns functions that undo both, to be called from the last one on.
     """
@@ -32,25 +32,25 @@ def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
 
 
 def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The forward pre-hook of the root: converts what its convolutions may see, wherever it is among the arguments.
+    """Convert the inputs that convolutions may read, anywhere among the arguments: the root's forward pre-hook.
 
     That is what has so many dimensions: a video is no image for a model of images.
     """
 
-    if functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
+    if functorch_active() or forward_ad_active():  # vmap has no such layout
         return args, kwargs
 
-    def turned(t: Tensor) -> Tensor:
+    def converted(t: Tensor) -> Tensor:
         fits = t.dim() in dims and t.is_floating_point() and t.layout is torch.strided
         return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if fits else t
 
-    return tree_map_only(Tensor, turned, (args, kwargs))
+    return tree_map_only(Tensor, converted, (args, kwargs))
 
 
 def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    """Lay the weights of these modules out in channels_last; what is returned lays the same tensors out as before."""
+    """Convert the weights of these modules to channels_last; return a function that undoes it for the same tensors."""
     found = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not nn.parameter.is_lazy(t)]
-    before = {t: t.stride() for t in found if t.dim() in (4, 5)}  # a shared one once
+    before = {t: t.stride() for t in found if t.dim() in (4, 5)}  # a shared tensor once
     for t in before:
         t.data = t.data.contiguous(memory_format=channels_last_of(t.dim() - 2))
 
@@ -65,7 +65,7 @@ def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None
 def channels_last_pays(weights: list[Tensor]) -> tuple[bool, str]:
     """Return whether channels_last is expected to pay for 2-d and 3-d convolutions, and why, without measuring."""
     if not weights:
-        return False, "no 2-d or 3-d convolution whose layout could be turned"
+        return False, "no 2-d or 3-d convolution that has two layouts"
     if all(w.dtype is torch.float64 for w in weights):
         return False, "PyTorch computes float64 in the contiguous layout"
     if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights) and not cudnn_allows_tf32():

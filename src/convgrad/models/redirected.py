@@ -1,4 +1,4 @@
-"""A forward of the user's whose calls to ``torch.nn.functional`` run the functions that convgrad has."""
+"""A user's forward whose calls to ``torch.nn.functional`` run convgrad's functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """A function of convgrad's, which reads the padding of an input that the forward padded."""
+    """Compute a convolution by convgrad; zeros that the forward has padded are read without a copy."""
     if isinstance(input, deferred_padding.Padded):
         deferred.stop_watching()
         stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)

@@ -1,4 +1,4 @@
-"""What `accelerate_` did, as a table, and the way back."""
+"""The report of `accelerate_`: a table of its decisions, and their reversal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALREADY = "convgrad computes it already"
 
 
 class Decision(NamedTuple):
-    """What is done with one module.
+    """The decision for one module.
 
     Attributes:
         name: of the module in the model.
@@ -34,7 +34,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Report:
-    """What `accelerate_` decided for each layer; prints as a summary.
+    """The decisions of `accelerate_` for each layer; prints as a summary.
 
     Attributes:
         decisions: one for each layer of a kind that convgrad computes, and for each module that pads with zeros.
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def replaced(self) -> dict[str, str]:
-        """Name of each module that was replaced -> what it is."""
+        """The replaced modules by name, and what each is."""
         found: dict[str, str] = {}
         for decision in self.decisions:
             if decision.becomes:
@@ -62,7 +62,7 @@ class Report:
 
     @property
     def left(self) -> dict[str, str]:
-        """Name of each layer that stays as it is -> the reason."""
+        """The layers that were not replaced by name, and the reasons."""
         return {d.name: d.why for d in self.decisions if not d.becomes}
 
     @property
@@ -76,7 +76,7 @@ class Report:
         return {d.name for d in self.decisions if d.kind == "linear layer"}
 
     def restore(self) -> None:
-        """Give every object of the model back its class, layout and hooks; a second call does nothing."""
+        """Restore the class, layout and hooks of every object of the model; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
 
@@ -86,7 +86,7 @@ class Report:
         return [(d.name or "(the model)", "convgrad" if d.becomes else "as it was", d.why) for d in ordered]
 
     def _table(self) -> list[tuple[str, str, str]]:
-        """The rows; layers of one class that were replaced share one, as do those that stay for one reason."""
+        """Return the rows; replaced layers of one class share one, and so do layers left for one reason."""
         alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for name, who, what in self.rows():
             # Without a layer's arguments.
@@ -100,7 +100,7 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        """The summary, and a row for each class that was replaced and each reason against it."""
+        """Return the summary, and a row for each replaced class and for each reason against replacing."""
         rows = self._table()
         return f"{self.summary}\n{text_table(rows)}" if rows[1:] else self.summary
 
@@ -125,8 +125,8 @@ class Report:
                 already = sum(d.why == ALREADY for d in of_kind)
                 text = f"{sum(bool(d.becomes) for d in of_kind)} of {len(of_kind)} {kind}s"
                 parts.append(f"{text}{'' if parts else f' {done}'}{f' ({already} already)' if already else ''}")
-        turned = f"{self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
-        return f"{', '.join(parts)}; layout: {turned}"
+        layout = f"{self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
+        return f"{', '.join(parts)}; layout: {layout}"
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...]:

@@ -32,7 +32,7 @@ _KERNELS = unwrap(exchanged).__code__.co_filename
 
 @contextmanager
 def as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
-    """Set arguments, module path and ``__main__`` as the script would see them while the block lasts."""
+    """Set arguments, module path and ``__main__`` in this block as the script expects them."""
     argv, path, mains = sys.argv[:], sys.path[:], {name: sys.modules[name] for name in ("__main__", "__mp_main__")}
     # A process that multiprocessing spawns or forks from a server calls the script's module so.
     sys.modules["__mp_main__"] = alias = ModuleType("__mp_main__")
@@ -120,7 +120,7 @@ def _status(code: object) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback that the interpreter would print: the script's frames, none of ours around them."""
+    """Print the interpreter's traceback of the script: without this library's frames around it."""
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename in _STARTERS:
         tb = tb.tb_next

@@ -1,4 +1,4 @@
-"""Which layout of a model is faster, measured on copies with example inputs."""
+"""A measurement of a model's layouts, on copies with example inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """A copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
+    """Return a copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
     try:
         return copy.deepcopy(model)
     except Exception:  # whatever a ``__deepcopy__`` raises; FSDP's an AssertionError
@@ -28,7 +28,7 @@ def copied(model: nn.Module) -> nn.Module | None:
 
 
 def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """What a model is called with, ``example_inputs``, as positional and keyword arguments."""
+    """Return ``example_inputs`` as positional and keyword arguments of a model."""
     if isinstance(inputs, Mapping):
         return (), inputs
     if isinstance(inputs, str):
@@ -73,13 +73,13 @@ def faster_in_channels_last(
 
     None where the model cannot be copied; the function `accelerate_` is for the copies.
     """
-    as_it_was, turned = copied(model), copied(model)
-    if as_it_was is None or turned is None:
+    as_it_was, converted = copied(model), copied(model)
+    if as_it_was is None or converted is None:
         return None
     accelerate_(as_it_was, only_gains=False)
-    accelerate_(turned, "channels_last", only_gains=False)
+    accelerate_(converted, "channels_last", only_gains=False)
     device = _device(model)
-    calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
+    calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(converted, inputs)}
     with _no_number_drawn(device):
         if why := why_it_fails(calls["as it was"]):
             return False, f"not measured, since a training step on these inputs fails: {why}"
@@ -91,7 +91,7 @@ def faster_in_channels_last(
 
 
 def why_it_fails(step: Callable[[], object]) -> str:
-    """Why a step raises, as where a model calls ``view`` on what lies in channels_last; empty if it does not."""
+    """Return why a step raises, such as ``view`` of a channels_last tensor; empty if it does not."""
     try:
         step()
     except Exception as error:  # of the model's, such as "expected more than 1 value per channel"
@@ -100,7 +100,7 @@ def why_it_fails(step: Callable[[], object]) -> str:
 
 
 def training_step(model: nn.Module, inputs: Any) -> Callable[[], Sequence[Tensor | None]]:
-    """A function that returns the gradients of the sum of a model's outputs; nothing is accumulated or updated.
+    """Return a function that returns the gradients of the sum of a model's outputs, and changes nothing.
 
     The gradients are those of the parameters, and of inputs that require one.
     """

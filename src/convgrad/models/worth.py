@@ -36,8 +36,8 @@ _SMALL = (1, 2, 3, 4)
 _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
-def worth_replacing(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
-    """Return whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
+def may_gain(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
+    """Whether the engine chooses another backend than ATen for any output of a layer: a faster or a correct one.
 
     A layer in float32 on a GPU may get bfloat16, too, by autocast, for which the rules take more; on a CPU it gets what
     autocast is on for now, and nothing else.
@@ -53,7 +53,7 @@ def worth_replacing(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
 
     def problems(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[ConvProblem]:
         for batch, size, memory_format, dtype in product(batches, sizes, formats, dtypes):
-            with suppress(ConvgradError):  # this size is too small for the kernel
+            with suppress(ConvgradError):  # the size may be too small for the kernel
                 yield problem_of_module(described, (batch, module.in_channels, *(size,) * d), dtype, memory_format)
 
     if any(not p.empty and _any_but_aten(p, device, plan_for) for p in problems(_BATCHES, _SIZES[d])):
@@ -91,7 +91,7 @@ def linear_may_gain(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
     )
     measuring = measuring_share(weight.device) > 0
     for problem in problems:
-        with suppress(ConvgradError):  # a requested backend cannot
+        with suppress(ConvgradError):  # a requested backend may not be able to
             if measuring or beats_matmul(plan_for(problem, ("forward",), weight.device)):
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Batch normalization modules: torch's own, with the training on a CPU exchanged and nothing else.
+"""Batch normalization modules: torch's own, with convgrad's training on a CPU.
 
 It is here because it is most of what is left of a convolutional net's training step after the convolutions. All but a
 plain call with the statistics of the batch is torch's: evaluation, compilers, transforms, modes, subclasses of Tensor,
@@ -43,7 +43,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 def _plain() -> bool:
-    """Whether a call is computed by what it calls: no transform, mode or trace sees it."""
+    """Whether a call is a plain one: no transform, mode or trace sees it."""
     return not (
         functorch_active()
         or dispatch_modes()
@@ -54,17 +54,17 @@ def _plain() -> bool:
 
 
 def _is_odd(t: Tensor) -> bool:
-    """Whether a tensor's values are not simply what its memory holds."""
+    """Whether a tensor's values differ from its memory, as of a lazy negation."""
     return t.is_neg() or not (has_storage(t) and (t.data_ptr() or t.is_meta))
 
 
 def _format(input: Tensor) -> torch.memory_format:
-    """How a dense input lies, if it does so in one of the layouts that have kernels."""
+    """Return the layout of a dense input, or None if no kernel takes it."""
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 
 def is_plain(input: Any) -> bool:
-    """Whether an input is such as our kernels take, but for its size and layout."""
+    """Whether the kernels take such an input, apart from its size and layout."""
     return (
         not _is_dynamo_compiling()
         and input.__class__ in _KINDS
@@ -77,7 +77,7 @@ def is_plain(input: Any) -> bool:
 
 
 def _is_ours(input: Any) -> bool:
-    """Whether our kernels compute an input with the statistics of the batch."""
+    """Whether the kernels compute an input with the statistics of the batch."""
     if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
         return False  # a small input before all else, because its layer has the least time to lose
     return (
@@ -94,7 +94,7 @@ def _gains(input: Tensor, reader: str | None) -> bool:
 
 
 def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
-    """Whether weight, bias and running values, as far as there are, are such as our kernels take."""
+    """Whether the kernels take these weight, bias and running values, each of which may be missing."""
     given = [p for p in parameters if p is not None]
     for p in given:
         if (
@@ -110,7 +110,7 @@ def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
 
 
 class _BatchNorm:
-    """The forward that the three share."""
+    """The forward of the three classes."""
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""

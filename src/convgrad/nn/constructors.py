@@ -60,7 +60,7 @@ class _NoInitSubclass:
 
 
 def with_bases(cls: type, bases: tuple[type, ...]) -> type:
-    """The same class over other bases, as for a class that torch made for one parametrized module."""
+    """Return the class over other bases, as for a class that torch made for one parametrized module."""
     body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
     return type(cls)(cls.__name__, bases, body)
 
@@ -69,14 +69,14 @@ _derived: WeakValueDictionary[Any, type] = WeakValueDictionary()
 
 
 def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:
-    """The class in place of ``cls``, with its name; ``maker`` is the function that makes it, of ``cls`` alone."""
+    """Return the class that replaces ``cls``, with its name; ``maker`` is the function that makes it from ``cls``."""
     if (known := _derived.get((maker, cls))) is not None:
         return known
-    origin, makers = cls.__dict__.get("_convgrad_made_of", (cls, ()))  # it may be a derived class itself
+    origin, makers = cls.__dict__.get("_convgrad_made_of", (cls, ()))  # ``cls`` may be a derived class itself
     makers = (*makers, maker)
 
     def reduce(self: Any, protocol: int) -> Any:
-        """Pickled as "what the makers make of that class": the class itself has no place that pickle could name."""
+        """Pickle the class as its origin and its makers, since no module holds the class itself."""
         make, args, *rest = super(made, self).__reduce_ex__(protocol)
         if args and args[0] is made:
             return (_remake, (makers, make, origin, *args[1:]), *rest)

@@ -1,4 +1,4 @@
-"""A scheme for layers that are there already: a whole network, or one layer of anybody's."""
+"""Schemes for existing layers: a whole network, or one layer of any class."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def new_classes(
 
 
 def _refuse_tied(model: nn.Module, classes: dict[str, tuple[Any, type]]) -> None:
-    """Refuse a weight that would have to be a weight in one layer, and something else in another."""
+    """Refuse a weight that two layers share and only one quantizes."""
     for name, module in model.named_modules():
         for other, (layer, _) in classes.items():
             if name not in classes and any(p is layer.weight for p in module._parameters.values()):
@@ -107,12 +107,12 @@ def _refuse_tied(model: nn.Module, classes: dict[str, tuple[Any, type]]) -> None
 
 
 def _turn_off_fast_paths(model: nn.Module) -> None:
-    """In eval() torch's transformer encoders pass the parameters of their linear layers to one kernel: no scheme's."""
+    """Turn off the kernel of torch's transformer encoders in eval(), which reads parameters without their scheme."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
         elif isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.linear1, Quantized):
-            module.activation_relu_or_gelu = 0  # neither, as far as that kernel goes
+            module.activation_relu_or_gelu = 0  # that kernel then takes neither activation
 
 
 def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
@@ -189,7 +189,7 @@ def clip_(model: nn.Module) -> None:
 
 
 def export_shift(layer: nn.Module) -> ShiftIntegers:
-    """The shifts, signs and bias of a shift layer, or of a layer with a shift parametrization, as integers.
+    """Return the shifts, signs and bias of a shift layer, or of one with a shift parametrization, as integers.
 
     Args:
         layer: one of the shift layers, or another layer after `parametrize_`.
@@ -226,7 +226,7 @@ def _scheme(scheme: object) -> Scheme:
 
 
 def _quantized(layer: Any) -> tuple[Scheme, tuple[Tensor, ...]] | None:
-    """The scheme of a quantized or parametrized layer, and the float tensors behind its weight."""
+    """Return the scheme of a quantized or parametrized layer, and the float tensors of its weight."""
     if isinstance(layer, Quantized):
         return layer.scheme, layer.originals()
     held: Any = layer.parametrizations["weight"] if parametrize.is_parametrized(layer, "weight") else [None]
@@ -251,7 +251,7 @@ class _Weight(nn.Module):
         return self.scheme.quantize(*originals, **self.known, training=self.training)
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What is kept when a weight is assigned."""
+        """The value stored when a weight is assigned."""
         originals = self.scheme.originals(weight)
         return originals[0] if len(originals) == 1 else originals
 
@@ -270,7 +270,7 @@ class _Bias(nn.Module):
         return self.scheme.bias(bias)
 
     def right_inverse(self, bias: Tensor) -> Tensor:
-        """What is kept when a bias is assigned."""
+        """The value stored when a bias is assigned."""
         return bias
 
 

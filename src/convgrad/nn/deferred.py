@@ -34,7 +34,7 @@ _ANSWERED |= {torch.numel, torch.is_complex, torch.is_floating_point}
 
 
 class _Watching(threading.local):
-    """The mode of functions of this module's that is active in a thread, and the function that describes."""
+    """The state of a thread: the active function mode of this module, and the function of `describing`."""
 
     mode: TorchFunctionMode | None = None
     describe: Callable[..., Tensor | None] | None = None
@@ -90,7 +90,7 @@ def describes(t: Tensor) -> Callable[..., Tensor | None] | None:
 
 
 class Deferred(Tensor):
-    """The base class; a subclass says in `_compute` what the values are."""
+    """A tensor whose values its subclass computes, in `_compute`."""
 
     #: An ordinary tensor with its values and history, once it was read.
     _convgrad_read: Tensor | None = None

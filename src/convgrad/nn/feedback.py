@@ -1,4 +1,4 @@
-"""Convolutions that send gradients back through a separate feedback weight, and the rules that give that weight.
+"""Convolutions whose input gradient uses a separate feedback weight, and the rules for that weight.
 
 Backpropagation uses the forward weight W twice, transposed in the backward pass. Here the backward pass has its own
 weight B:
@@ -41,7 +41,7 @@ __all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTr
 
 
 def _random(weight: Tensor) -> Tensor:
-    """Another weight of the distribution from which torch's convolutions draw theirs."""
+    """Return another weight from the distribution of torch's convolutions."""
     parts = torch.view_as_real(weight) if weight.is_complex() else weight
     drawn = (2 * torch.rand_like(parts) - 1) / math.sqrt(max(1, weight.shape[1:].numel()))
     return torch.view_as_complex(drawn) if weight.is_complex() else drawn
@@ -59,7 +59,7 @@ _RULES: dict[str, tuple[str | None, Callable[[Tensor, Any], Tensor]]] = {
 
 
 class _Feedback:
-    """What the six layers share."""
+    """The base of the six feedback layers."""
 
     rule: str
 
@@ -69,7 +69,7 @@ class _Feedback:
         self._follow(rule)
 
     def _follow(self: Any, rule: str) -> None:
-        """Take up a rule, with a weight of its own where it has one."""
+        """Set a rule, with a feedback weight where the rule has one."""
         self.rule = rule
         kind, _ = _RULES[rule]
         if kind == "buffer":
@@ -78,7 +78,7 @@ class _Feedback:
             self.register_parameter("feedback_weight", torch.nn.Parameter(_random(self.weight.detach())))
 
     def reset_parameters(self: Any) -> None:
-        """Draw the weights anew, that of the backward pass too."""
+        """Draw the weights again, the feedback weight too."""
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
         if getattr(self, "feedback_weight", None) is not None:
             with torch.no_grad():
@@ -142,7 +142,7 @@ class _Feedback:
         else:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
-        back = self._feedback_of(weight)  # of the weight that is used, which need not be the layer's own
+        back = self._feedback_of(weight)  # the weight that is used need not be the layer's own
         with nullcontext() if self._convgrad_backend is None else use_backend(self._convgrad_backend):
             return functional.feedback_convolution(input, weight, back, bias, *form, layout=self._convgrad_layout)
 

@@ -35,7 +35,7 @@ def _compute(module: Any, input: Tensor, weight: Tensor | None, bias: Tensor | N
 
 
 class _InstanceNorm:
-    """The forward that the three share."""
+    """The forward of the three classes."""
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
@@ -43,7 +43,7 @@ class _InstanceNorm:
             return traced
         return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _apply_instance_norm(self: Any, input: Any) -> Any:  # of an input that torch's forward has checked
+    def _apply_instance_norm(self: Any, input: Any) -> Any:  # torch's forward has checked the input
         if self.running_mean is None and _is_ours(input, self.weight, self.bias, self.eps):
             return _compute(self, input, self.weight, self.bias, self.eps)
         return super()._apply_instance_norm(input)  # pyright: ignore[reportAttributeAccessIssue]

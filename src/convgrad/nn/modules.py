@@ -89,7 +89,7 @@ class _Conv(_WithBackend):
             get_backend(backend)
         super().__init__(*shape, bias, padding_mode, device, dtype)  # pyright: ignore[reportCallIssue]
         self.backend = backend
-        if len(self.kernel_size) != (d := len(self.stride)):  # which torch's constructor takes
+        if len(self.kernel_size) != (d := len(self.stride)):  # torch's constructor does not check it
             raise ShapeError(f"kernel_size is an integer or {d} of them, got {self.kernel_size}")
         if known is not padding:
             self.padding = padding

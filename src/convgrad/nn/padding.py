@@ -150,7 +150,7 @@ class _Padding(torch.autograd.Function):
         return _pad(grad_output, [-n for n in ctx.zeros]), None
 
 
-_pad = F.pad  # someone may wrap it later, and what wraps it calls this
+_pad = F.pad  # a later wrapper of F.pad calls this
 
 #: Module that pads -> whether a convolution reads the result, as far as is known; or the mode and the input's sizes for
 #: which nothing was deferred, since the normalization before was PyTorch's.
@@ -239,7 +239,7 @@ class Pads:
         mode = _Pads(self)
         with watch(mode):
             result = run(*args, **kwargs)
-        if not mode.deferred:  # watching takes longer than some layers
+        if not mode.deferred:  # a function mode takes longer than some layers
             _padded_for[self] = mode.seen and here
         return result
 

@@ -39,7 +39,7 @@ layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
 
 
 class Quantized:
-    """What all quantized layers share; ``scheme=`` of a class statement makes one of them."""
+    """The base of all quantized layers; ``scheme=`` in a class statement makes one."""
 
     scheme: Scheme
     _scheme: type[Scheme]
@@ -121,7 +121,7 @@ class Quantized:
         # K is of the magnitude of the input alone: the bias comes after it.
         kernel = getattr(self, "kernel_size", ())
         in_rows = getattr(self, "_convgrad_layout", "NCL") == "NLC"
-        channels = -1 if in_rows else -1 - len(kernel)  # in which dimension they lie
+        channels = -1 if in_rows else -1 - len(kernel)  # the dimension of the channels
         output = self._conv_forward(seen, weight, None, *rest)
         output = self._times_input_scale(output, input, channels, kernel, *rest)
         return output if bias is None else output + bias.to(output.dtype).view(-1, *[1] * (-1 - channels))

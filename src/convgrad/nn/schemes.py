@@ -90,7 +90,7 @@ def _filters(weight: Tensor, transposed: bool, groups: int) -> tuple[Tensor, lis
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weight, the input and the bias of a layer are quantized: the base of all schemes, and of your own.
+    """The quantization of a layer's weight, input and bias: the base of all schemes, and of your own.
 
     Your own scheme is a frozen dataclass with `quantize`; the input and the bias are unchanged unless it overrides
     their methods too. `parametrize_` puts it on a layer.

@@ -1,4 +1,4 @@
-"""How layers behave where PyTorch records what they call: leaves in ``torch.fx``, an error in ``torch.jit.script``."""
+"""Layers where PyTorch records calls: leaves in ``torch.fx``, an error in ``torch.jit.script``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def register(library: torch.library.Library) -> None:
 
 
 def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    """What autocast makes of the operands of a convolution: the same tensors where it is off.
+    """Return the operands of a convolution as autocast casts them: unchanged where it is off.
 
     For an autograd.Function: cast before it, so that it saves what was computed with, as PyTorch's convolution does.
     """
@@ -37,12 +37,12 @@ def autocast_is_on(device: str) -> bool:
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """What autocast makes of floating-point operands on this kind of device; None where it is off."""
+    """Return the dtype that autocast casts operands to on this kind of device; None where it is off."""
     return torch.get_autocast_dtype(device) if autocast_is_on(device) else None
 
 
 def cast(value: Any, device: str) -> Any:
-    """What autocast makes of one argument of an operator on this kind of device."""
+    """Return one argument of an operator as autocast casts it on this kind of device."""
     eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(torch.get_autocast_dtype(device)) if eligible and value.device.type == device else value
 

@@ -105,7 +105,7 @@ _VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 
 
 def _no_view(output: Tensor) -> Tensor:
-    """The same memory as a tensor of its own: autograd refuses to change in place what a kernel returned as a view."""
+    """Return a view's memory as a tensor that is no view: autograd refuses to change a returned view in place."""
     with _C._ExcludeDispatchKeyGuard(_VIEWS):
         return torch.ops.aten.alias.default(output)
 
@@ -129,9 +129,9 @@ def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
 
 
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
-    """Which gradients, of (first, second, bias), the running backward pass needs; ``autograd.grad(y, x)`` needs one."""
+    """Return which of (first, second, bias) the running backward pass needs; ``autograd.grad(y, x)`` needs one."""
     _, *needs = ctx.needs_input_grad
-    if needs.count(True) > 1:  # a single one is needed, or this would not run
+    if needs.count(True) > 1:  # with one, that one is needed: else this would not run
         nodes = ctx.next_functions  # one for each tensor argument, in their order
         for i in (0, 1, 2):
             if needs[i]:
@@ -171,7 +171,7 @@ def _gradients(
     if form.padding_mode != "zeros":
         return _gradients_of_padded_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
-        if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
+        if needs[0] and needs[1]:  # both at once, for a joint backward
             sizes, mask = [form.bias_size] if needs[2] else None, [True, True, needs[2]]
             backward = torch.ops.convgrad.convolution_backward.default
             return backward(cotangent, first.conj(), second.conj(), sizes, *form.arguments, mask)
@@ -217,7 +217,7 @@ def gradients_of_backward(
 
 
 def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) -> Callable[..., Any]:
-    """The operator below autograd, or what a graph that is being traced gets in its place."""
+    """Return the operator below autograd, or the one that a graph which is being traced gets instead."""
     if dispatch_modes():
         flops.register()
     call = (lowering.traced_operator(op, operands, rest) or traced_overload(op)) if is_traced(operands[0]) else None
@@ -251,7 +251,7 @@ def _differentiable(
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
-        form = _with_layout(form, first, second)  # later, one of the two operands is not there
+        form = _with_layout(form, first, second)  # later one of the operands is missing
     call = Call(below, yields, form, active(), transformed)
     if not functorch_active():
         return apply(call, *operands)
@@ -264,7 +264,7 @@ def _recorded(*tensors: Tensor | None) -> bool:
 
 
 def _known(op: str, raw: tuple[Any, ...], *operands: Any) -> Plan | None:
-    """The plan of a plain call that was seen before and is not recorded, such as a compiled graph makes.
+    """Return the plan of a plain call that was seen before and is not recorded, such as one in a compiled graph.
 
     Going through the dispatcher once more would take as long as all else that a call does around its kernel.
     """

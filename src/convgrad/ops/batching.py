@@ -28,7 +28,7 @@ _SHARED: dict[frozenset[str], str] = {
 
 
 def _position(role: Role, axis: str, transposed: bool) -> tuple[int, bool]:
-    """In which dimension an axis lies, and whether the groups come before it there."""
+    """The dimension of an axis, and whether the groups come before it there."""
     if axis == "N":
         return 0, False
     if axis == "g":
@@ -49,7 +49,7 @@ def _fold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool) -> Te
 
 
 def _unfold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool, batch: int) -> Tensor:
-    """The inverse of `_fold`."""
+    """Return the inverse of `_fold`."""
     dim, after_groups = _position(role, axis, transposed)
     if after_groups:
         t = t.unflatten(dim, (groups, batch, t.shape[dim] // (groups * batch)))
@@ -58,7 +58,7 @@ def _unfold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool, bat
 
 
 def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
-    """The contraction with B folded away and back; B comes first in the result."""
+    """Return the contraction with B folded into another axis; B comes first in the result."""
     roles, batch = CONTRACTED[yields], info.batch_size
     if batch == 0:
         return operands[0].new_empty((0, *getattr(form, f"{yields}_size")))
@@ -139,7 +139,7 @@ def _check(
 
 
 def _shape(t: Tensor, dim: int | None) -> list[int]:
-    """The shape that one of the B contractions sees."""
+    """Return the shape in one of the B contractions."""
     shape = list(t.shape)
     if dim is not None:
         del shape[dim]

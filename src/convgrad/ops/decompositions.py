@@ -100,7 +100,7 @@ grad_input, grad_weight = _one_gradient(0), _one_gradient(1)
 def _sides(
     d: int, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int
 ) -> tuple[Sides | None, tuple[Any, ...]]:
-    """What to pad the input with (of a transposed convolution: its grad_output), and the arguments that are left.
+    """Return the padding of the input (transposed: of grad_output) that comes first, and the remaining arguments.
 
     The first is None where ATen's own padding says it all.
     """

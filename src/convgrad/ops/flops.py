@@ -33,7 +33,7 @@ _PLACES = {
 
 
 def _formula(name: str) -> Callable[..., int]:
-    """In a pass each element of the tensor on the weight's dimension 0 meets the rest of the weight.
+    """Return the FLOP formula of a pass: each element of one tensor is multiplied with a part of the weight.
 
     That tensor is the output of a plain convolution, the input of a transposed one.
     """

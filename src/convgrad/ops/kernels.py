@@ -12,7 +12,7 @@ from ..engine import Plan, checked_convolution, resolve
 
 
 def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
-    """The operator itself, on real tensors."""
+    """Compute the operator on tensors with data."""
     if input.dim() > 1 and input.shape[1] == 0:  # as in PyTorch, the output has no channels then
         return input.new_empty(checked_convolution(input, weight, bias, *arguments).output_size)
     return resolve("convolution", arguments, input, weight, bias).contract(input, weight, bias)

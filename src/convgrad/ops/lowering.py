@@ -34,7 +34,7 @@ def any_subclass(*tensors: Tensor | None) -> bool:
 
 
 def rules_of(kind: type) -> Callable[..., Any] | None:
-    """The function that describes a call of such tensors to `explain`; None if the operators have no rules for them."""
+    """Return the function that describes a call of such tensors to `explain`; None without rules for them."""
     if kind not in with_rules and kind.__module__ in loaders:
         loaders[kind.__module__]()
     return with_rules.get(kind)
@@ -44,7 +44,7 @@ def rules_of(kind: type) -> Callable[..., Any] | None:
 
 
 def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """The operator of aten that takes the place of ours in a graph that is being traced; None where ours stays.
+    """Return the operator of aten that replaces convgrad's in a graph that is being traced; None where none does.
 
     It does where ATen would be chosen; in an exported program always, because that may be loaded without this library.
     """

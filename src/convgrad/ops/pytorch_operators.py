@@ -1,4 +1,4 @@
-"""The kernels of PyTorch's own convolution operators: what the compiled table of calls does not have comes here.
+"""The kernels of PyTorch's own convolution operators, for calls that the compiled table does not have.
 
 ``aten::convolution`` and ``aten::convolution_backward`` get kernels while `takeover` or `observe_aten` is open.
 ``aten::convolution_overrideable`` and its backward, which PyTorch has for backends outside of it and calls on no CPU or
@@ -71,7 +71,7 @@ def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
         record(False)
         return compute(*arguments)
     finally:
-        thread.in_backend = False  # first: an interrupt may arrive behind a call
+        thread.in_backend = False  # first: an interrupt may arrive after any call
         record(recorded)
 
 
@@ -181,7 +181,7 @@ def taken_over() -> int:
 
 
 def original(op: int, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
-    """Call what ran before the kernels here were registered: PyTorch's own kernel, or that of other code."""
+    """Call the kernel that was registered before those here: PyTorch's own, or that of other code."""
     call = _originals.get((op, a.device.type))
     if call is None:  # another thread has closed the last block since
         return getattr(_aten, _NAMES[op]).default(a, b, c, *raw)
@@ -212,7 +212,7 @@ def _count(block: str, more: int) -> None:
 
 
 def _exchange() -> Callable[[], object]:
-    """Put the kernels here in the place of PyTorch's; return what undoes it."""
+    """Replace PyTorch's kernels by those here; return the function that undoes it."""
     gpu = torch.version.cuda is not None or torch.version.hip is not None
     keys = ("CPU", "CUDA") if gpu else ("CPU",)
     for key in keys:

@@ -61,7 +61,7 @@ def traced_request() -> str:
 
 
 def requesting(request: str) -> AbstractContextManager[None]:
-    """A block with such a request; where there is none, nothing changes."""
+    """Request a backend in this block; an empty request changes nothing."""
     return resume(_decode(request)) if request else nullcontext()
 
 

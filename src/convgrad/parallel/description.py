@@ -1,4 +1,4 @@
-"""What a sharded convolution exchanges, for `convgrad.explain`: by the rules that compute it, without computing it."""
+"""The exchanges of a sharded convolution, for `convgrad.explain`: from the rules that compute it, without a call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Description(NamedTuple):
 def described(
     geometry: Geometry, input: DTensor, weight: Tensor, bias: Tensor | None, outputs: Sequence[str]
 ) -> Description:
-    """This process's part of a convolution of DTensors, and what it receives in the forward and the backward pass."""
+    """Return this process's part of a convolution of DTensors, and what it receives forward and backward."""
     mesh = mesh_of("convolution", {"input": input, "weight": weight, "bias": bias})
     assert isinstance(weight, DTensor)
     sizes = tuple(input.shape), tuple(weight.shape), convolution_shape(input.shape, weight.shape, None, geometry)
@@ -66,8 +66,8 @@ def described(
         found += _transfers("backward", backward, choice, part_of(backward, choice, mesh), mesh)
     if isinstance(bias, DTensor) and "grad_bias" in outputs:
         sums = tuple(Shard(0) if p == Shard(1) else Partial() if p.is_shard() else p for p in output)
-        taken = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
-        found += _redistributions("backward", "grad_bias", taken, mesh)
+        redistribution = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
+        found += _redistributions("backward", "grad_bias", redistribution, mesh)
     names = names_of(mesh, range(mesh.ndim))
     text = f"on a mesh of {' x '.join(f'{name} {n}' for name, n in zip(names, mesh.shape, strict=True))}: " + ", ".join(
         f"{role} {list(placements)}" for role, placements in {**operands, "output": output}.items()
@@ -82,7 +82,7 @@ def described(
 
 
 def _at_rest(work: Work, choice: Choice, role: Role) -> Placements:
-    """Where a result is in the end: where the other layers want it, or where it came out, sums added up."""
+    """Return the final placements of a result: those the next layer reads, or those it has, with sums added up."""
     own = dict(work.operands).get(role) or work.home(role) or choice.placements(role, result=True)
     return tuple(Replicate() if p.is_partial() else p for p in own)
 
@@ -90,21 +90,21 @@ def _at_rest(work: Work, choice: Choice, role: Role) -> Placements:
 def _transfers(name: str, work: Work, choice: Choice, part: Part, mesh: DeviceMesh) -> Iterator[Transfer]:
     for role, have in work.operands:
         tensor = "grad_output" if name == "backward" and role == "output" else role
-        taken = steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role))
-        yield from _redistributions(name, tensor, taken, mesh)
+        redistribution = steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role))
+        yield from _redistributions(name, tensor, redistribution, mesh)
         yield from _halos(name, tensor, role, False, work, part, mesh)
     for role in work.results:
         tensor = f"grad_{role}" if name == "backward" else role
         yield from _halos(name, tensor, role, True, work, part, mesh)
         have, want = choice.placements(role, result=True), _at_rest(work, choice, role)
-        taken = steps(work.shape(role), work.itemsize, work.mesh, have, want)
-        yield from _redistributions(name, tensor, taken, mesh)
+        redistribution = steps(work.shape(role), work.itemsize, work.mesh, have, want)
+        yield from _redistributions(name, tensor, redistribution, mesh)
 
 
 def _halos(
     name: str, tensor: str, role: Role, result: bool, work: Work, part: Part, mesh: DeviceMesh
 ) -> Iterator[Transfer]:
-    """Of an operand, what it is extended by; of a result, what others have computed of this process's own part."""
+    """Yield the halos: rows that extend an operand, or partial sums of this process's part of a result."""
     halos, size = [halo for halo in part.halos if halo.role == role], list(part.sizes[role])
     for halo in halos:
         size[halo.dim] = halo.route.have[1] - halo.route.have[0]
@@ -114,12 +114,12 @@ def _halos(
             row = work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
             moved, over = row * (sent if result else halo.route.received), names_of(mesh, (halo.over,))
             yield Transfer(name, tensor, "halo exchange", over, moved, moved, _WHY["halo exchange"])
-        size[halo.dim] = part.sizes[role][halo.dim]  # the next one's rows are as long
+        size[halo.dim] = part.sizes[role][halo.dim]  # the rows of the next halo have this length
 
 
-def _redistributions(name: str, tensor: str, taken: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:
-    """Each step in which something is sent; a sum over some processes is one all-reduce a dimension of the mesh."""
-    for what, over, _, _, least in (step for step in taken if step.bytes):
+def _redistributions(name: str, tensor: str, redistribution: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:
+    """Yield each step that sends something; a sum over some processes is one all-reduce for each mesh dimension."""
+    for what, over, _, _, least in (step for step in redistribution if step.bytes):
         sent = least
         if what == "all-reduce":
             everyone = prod(mesh.size(m) for m in over)

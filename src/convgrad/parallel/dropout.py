@@ -23,7 +23,7 @@ def dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training: bool
     if not training or not p:
         return x
     unbatched = x.dim() < {"dropout1d": 3, "dropout3d": 5}.get(func.__name__, 0)  # PyTorch's rule; 2-d has none
-    keep = _kept(x, p, x.dim() if func.__name__ == "dropout" else 2 - unbatched).to(x.dtype)
+    keep = _mask(x, p, x.dim() if func.__name__ == "dropout" else 2 - unbatched).to(x.dtype)
     return joined_like(x, local_of(x) * (keep / (1 - p) if p < 1 else keep))
 
 
@@ -31,18 +31,18 @@ def alpha_dropout(func: Callable[..., Any], x: DTensor, p: float = 0.5, training
     """`torch.nn.functional.alpha_dropout`, and of whole channels ``feature_alpha_dropout``."""
     if not training or p == 0:
         return x
-    keep = _kept(x, p, x.dim() if func.__name__ == "alpha_dropout" else 2)
+    keep = _mask(x, p, x.dim() if func.__name__ == "alpha_dropout" else 2)
     scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5 if p < 1 else 0.0
     local = torch.where(keep, local_of(x), _ALPHA) * scale - scale * p * _ALPHA
     return joined_like(x, local.to(x.dtype))
 
 
-def _kept(x: DTensor, p: float, dims: int) -> Tensor:
-    """Which elements of the local part are kept: one draw for each position of the first ``dims`` dimensions."""
+def _mask(x: DTensor, p: float, dims: int) -> Tensor:
+    """Return the mask of the local part: one draw for each position of the first ``dims`` dimensions."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     own, mesh = shards(x), x.device_mesh
-    place = torch.randint(1 << 62, (), device="cpu").to(x.device)  # the same where the processes are seeded alike
+    place = torch.randint(1 << 62, (), device="cpu").to(x.device)  # equal in processes with one seed
     for d in range(dims):
         start, stop = local_range(mesh, own[d], x.shape[d]) if d in own else (0, x.shape[d])
         place = place.unsqueeze(-1) * x.shape[d] + torch.arange(start, stop, device=x.device)

@@ -1,4 +1,4 @@
-"""Rules for functions that work on each element, or along dimensions that no process shares with another one."""
+"""Rules for functions of each element, or along dimensions that are not sharded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 def of_replicas(func: Function, *args: Any, **kwargs: Any) -> Any:
-    """Any function, where every tensor is replicated: each process computes it by itself."""
+    """The rule of any function of replicated tensors: each process computes the whole."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
     args, kwargs = tree_map_only(DTensor, local_of, (args, kwargs))
@@ -51,7 +51,7 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 def _common(tensors: Sequence[Tensor], ndim: int) -> tuple[DeviceMesh, list[Placement], set[int]]:
-    """How the result of an elementwise function lies: as the operands that are sharded."""
+    """Return the placements of an elementwise function's result: those of the sharded operands."""
     mesh = next(t.device_mesh for t in tensors if isinstance(t, DTensor))
     placements: list[Placement] = [Replicate()] * mesh.ndim
     for t in tensors:
@@ -220,7 +220,7 @@ def padded(
 ) -> DTensor:
     """`torch.nn.functional.pad`: along a sharded dimension, the shards are cut anew."""
     shape = func(meta_of(x), pad, mode, value).shape  # with PyTorch's own checks
-    if mode == "circular" and min(pad) < 0:  # PyTorch goes around what is left by the crop
+    if mode == "circular" and min(pad) < 0:  # PyTorch crops first, then pads circularly
         x, pad = padded(func, x, [min(n, 0) for n in pad]), [max(n, 0) for n in pad]
     local, rest = local_of(x), list(pad)
     for d in shards(x):
@@ -245,7 +245,7 @@ def padded(
 
 
 def _mirrored(mode: str, size: int, low: int, part: Range) -> list[int]:
-    """Which positions of a tensor those of a part of the padded one are."""
+    """Return the positions of a tensor that a part of the padded tensor reads."""
     if mode == "replicate":
         return [min(max(i - low, 0), size - 1) for i in range(*part)]
     return [size - 1 - abs(size - 1 - abs(i - low)) for i in range(*part)]
@@ -265,7 +265,7 @@ def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     for d in (x.dim() - 2, x.dim() - 1):
         local, (start, _), (a, b) = needed(x, local, d, shape[d], needs)
         cuts.append((d, a - start * factor if up and a < b else 0, b - a))
-    *lead, c, h, w = local.shape  # written out: PyTorch's derivative of no pixels is wrong
+    *lead, c, h, w = local.shape  # by reshaping: PyTorch's derivative is wrong for no pixels
     if up:
         blocks = local.reshape(*lead, c // factor**2, factor, factor, h, w).movedim((-4, -3), (-3, -1))
         local = blocks.reshape(*lead, c // factor**2, h * factor, w * factor)

@@ -1,4 +1,4 @@
-"""What each function of PyTorch does to sharded tensors: one table, and the mode that looks functions up in it.
+"""The table of PyTorch's functions for sharded tensors, and the mode that looks functions up in it.
 
 A function that is not in the table is refused. DTensor itself would compute many of them by gathering the whole tensor
 in every process, and some wrongly: the mean of shards of different sizes, for one.

@@ -1,12 +1,12 @@
-"""Which positions of one tensor a shard of another one needs, along one dimension: pure functions of integers.
+"""The positions of one tensor that a shard of another needs, along one dimension: pure functions of integers.
 
 Along one spatial dimension a convolution couples the input position i with the output position o where
 
     i = o * stride - low + dilation * t        for one of the kernel's elements t.
 
 Let each shard own a range of inputs and a range of outputs. Every such pair must be computed by exactly one process,
-and two choices need no more than a halo: the owner of o computes it, which needs all inputs that its outputs couple
-with; or the owner of i does, which needs all outputs that its inputs couple with. So one side of the convolution stays
+and two choices need no more than a halo: the process of o computes it, which needs all inputs that its outputs couple
+with; or that of i, which needs all outputs that its inputs couple with. So one side of the convolution stays
 where it is and the other side **moves**: a tensor there that is read is extended by what other processes own, and one
 there that is written is computed with the same extension, which is then sent back and added. This is all, for every
 pass:
@@ -35,9 +35,9 @@ Range = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """A part of an extended range: positions ``start`` to ``stop`` of the whole, of one owner."""
+    """A part of an extended range: positions ``start`` to ``stop`` of the whole, of one process."""
 
-    owner: int
+    rank: int
     start: int
     stop: int
     #: Where it lies in the extended range, zeros not counted.
@@ -67,12 +67,12 @@ def chunks(length: int, parts: int) -> tuple[Range, ...]:
 
 
 def clipped(start: int, end: int, part: Range) -> Range:
-    """What of a range lies between two positions, counted from the first."""
+    """Return the part of a range between two positions, counted from the first."""
     return min(max(part[0], start), end) - start, min(max(part[1], start), end) - start
 
 
 class Exchange(NamedTuple):
-    """Every shard's own range, and the range that it wants."""
+    """The range that each shard has, and the range that it needs."""
 
     #: In order, without gaps, from 0 to the length of the whole.
     have: tuple[Range, ...]
@@ -100,16 +100,16 @@ class Exchange(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The length of the whole."""
+        """The length of the whole dimension."""
         return self.have[-1][1]
 
     def route(self, rank: int) -> Route:
-        """The part of one of the shards."""
+        """Return the route of one of the shards."""
         return _routes(self)[rank]
 
     @property
     def moved(self) -> int:
-        """How many positions travel, over all shards."""
+        """The number of positions that are sent, over all shards."""
         return sum(self.route(rank).received for rank in range(len(self.have)))
 
 
@@ -117,7 +117,7 @@ class Exchange(NamedTuple):
 def _routes(exchange: Exchange) -> tuple[Route, ...]:
     parts = range(len(exchange.have))
     pieces = [_cut(exchange, *want) for want in exchange.want]
-    sent = [[tuple(p for p in pieces[t] if p.owner == s != t) for t in parts] for s in parts]
+    sent = [[tuple(p for p in pieces[t] if p.rank == s != t) for t in parts] for s in parts]
     received = [sum(p.stop - p.start for s in parts for p in sent[s][t]) for t in parts]
     zeros = [_zeros(exchange, *want) for want in exchange.want]
     return tuple(
@@ -139,9 +139,9 @@ def _cut(exchange: Exchange, start: int, stop: int) -> tuple[Piece, ...]:
     first = start
     while start < stop:
         turn = start // n * n  # 0, unless it is circular
-        owner, (_, end) = next((r, own) for r, own in enumerate(exchange.have) if own[0] <= start - turn < own[1])
+        other, (_, end) = next((r, own) for r, own in enumerate(exchange.have) if own[0] <= start - turn < own[1])
         end = min(stop, end + turn)
-        found.append(Piece(owner, start - turn, end - turn, start - first))
+        found.append(Piece(other, start - turn, end - turn, start - first))
         start = end
     return tuple(found)
 
@@ -178,7 +178,7 @@ class Line(NamedTuple):
         return _hull([o for *ends, _ in self._coupled(inputs, (0, self.output)) for o in ends])
 
     def _coupled(self, inputs: Range, outputs: Range) -> Iterator[tuple[int, int, int]]:
-        """Of each of the kernel's elements: its first and last output among these, and by what it shifts the input."""
+        """Yield for each element of the kernel its first and last output in a range, and its shift of the input."""
         for shift in range(-self.low, self.dilation * self.kernel - self.low, self.dilation):
             first = max(outputs[0], -((shift - inputs[0]) // self.stride))
             last = min(outputs[1] - 1, (inputs[1] - 1 - shift) // self.stride)

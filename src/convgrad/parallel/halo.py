@@ -94,17 +94,17 @@ def halo_exchange(
     for d, route, group in zip(dims, routes, groups, strict=True):
         x = exchange(x, d, route, group)
     zeros = [n for d in reversed(range(x.dim())) for n in (routes[dims.index(d)].zeros if d in dims else (0, 0))]
-    return pad(x, zeros) if any(zeros) else x  # last, so that none of them travels
+    return pad(x, zeros) if any(zeros) else x  # last, so that no zeros are sent
 
 
 @torch.compiler.assume_constant_result
 def _route(sizes: Any, before: Counts, after: Counts, circular: bool, rank: int) -> Route:
-    """What the compiler computes once and does not trace."""
+    """Return the route of a halo; the compiler computes it once and does not trace it."""
     return Exchange.of_halo(sizes, before, after, circular).route(rank)
 
 
 def exchange(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
-    """The extended range of this process; or back: the sum of what the ranges of all processes hold of this one's own.
+    """Return this process's extended range; or in reverse, the sum of all extended ranges over this process's part.
 
     Each is the derivative of the other. The group has the processes in the order of the shards.
 
@@ -153,12 +153,12 @@ def _apply(*arguments: Any) -> Any:
 def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: bool) -> Tensor:
     rank, everyone, (base, stop) = group.rank(), range(group.size()), route.have
     shape = [n for d, n in enumerate(x.shape) if d != dim]
-    kept = [(p.at, p.start - base, p.stop - p.start) for p in route.pieces if p.owner == rank]
-    lacked = [[(p.at, p.stop - p.start) for p in route.pieces if p.owner == other != rank] for other in everyone]
+    kept = [(p.at, p.start - base, p.stop - p.start) for p in route.pieces if p.rank == rank]
+    lacked = [[(p.at, p.stop - p.start) for p in route.pieces if p.rank == other != rank] for other in everyone]
     sent = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in route.sent]
     outgoing, incoming = (lacked, sent) if back else (sent, lacked)
     places = [place for ranges in incoming for place in ranges]
-    compiled = torch.compiler.is_dynamo_compiling()  # it traces no question about a gradient's layout
+    compiled = torch.compiler.is_dynamo_compiling()  # Dynamo does not trace a gradient's layout
     layout = torch.contiguous_format if compiled else suggested_format(x)
     if route.travels and prod(shape):
         pieces = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
@@ -166,7 +166,7 @@ def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: boo
         received, given = ([sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing))
         what = f"halo exchange along dimension {dim} among {len(everyone)} processes"
         arrived = all_to_all(rows, received, given, group, what)
-    else:  # no bytes, for all of them
+    else:  # no bytes for any process
         arrived = x.new_empty((sum(n for _, n in places), *shape))
     parts = [part.movedim(0, dim) for part in arrived.split([n for _, n in places])] if places else []
     if not back:
@@ -196,7 +196,7 @@ def _dimension(x: Tensor, dim: int) -> int:
 
 
 def _rows(name: str, value: Any, several: bool, dims: list[int]) -> Sequence[Any]:
-    """One entry for each dimension."""
+    """Return one entry for each dimension."""
     if not several or value is None or isinstance(value, int):
         return [value] * len(dims)
     if not isinstance(value, tuple) or len(value) != len(dims):

@@ -135,14 +135,14 @@ def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: l
 
 
 def _applied(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """(x - mean) / sqrt(var) * weight + bias, in one pass over x, which alone is kept for the derivative."""
+    """Return (x - mean) / sqrt(var) * weight + bias, in one pass over x, which alone autograd saves."""
     scale = var.rsqrt() if weight is None else var.rsqrt() * weight
     shift = -mean * scale if bias is None else bias - mean * scale
     return torch.addcmul(shift, x, scale)
 
 
 def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | None, bias: Tensor | None) -> DTensor:
-    """Multiplied by a weight for each position of the last dimensions, and a bias added."""
+    """Return the input times a weight, plus a bias, for each position of the last dimensions."""
     placements: list[Placement] = [
         Shard(p.dim - dims[0]) if isinstance(p, Shard) and p.dim in dims else Replicate() for p in x.placements
     ]
@@ -154,7 +154,7 @@ def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | No
 
 
 def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
-    """A statistic of this process's channels as one of all channels, averaged over the samples."""
+    """Return a statistic of all channels from this process's, averaged over the samples."""
     mesh, own = x.device_mesh, shards(x)
     part = statistic.reshape(statistic.shape[:2])
     mean = part.mean(0)

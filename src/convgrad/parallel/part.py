@@ -1,4 +1,4 @@
-"""What one process computes of a contraction: the sizes and arguments of its local operator, and its halos."""
+"""The part of a contraction that one process computes: its operator's sizes and arguments, and its halos."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Halo(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What this process computes."""
+    """The sizes, arguments and halos of this process's operator."""
 
     #: Of each role, extended by its halos.
     sizes: dict[Role, list[int]]

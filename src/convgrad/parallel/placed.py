@@ -1,4 +1,4 @@
-"""A DTensor taken apart into local tensors and put together again, and what travels in between.
+"""Local tensors of a DTensor, a DTensor of local tensors, and the communication between processes.
 
 Every rule for a whole network has the same three steps: `spread` gives the part of each operand that this process
 computes with, PyTorch computes on plain local tensors, and `joined` says which part of which whole the result is.
@@ -28,7 +28,7 @@ from .redistribution import groups_of
 
 
 def shards(x: DTensor) -> dict[int, int]:
-    """Which mesh dimension shards each sharded dimension of a tensor."""
+    """Return the mesh dimension that shards each sharded dimension of a tensor."""
     found: dict[int, int] = {}
     for m, placement in enumerate(x.placements):
         if type(placement) is Shard and placement.dim not in found:
@@ -41,7 +41,7 @@ def shards(x: DTensor) -> dict[int, int]:
 
 
 def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], used: Collection[int]) -> Tensor:
-    """The part of an operand, placed like this, that this process computes with; gathering is refused.
+    """Return the part of an operand that this process computes with; refuse to gather.
 
     Args:
         value: a DTensor, or a tensor that every process has whole.
@@ -67,7 +67,7 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
 
 
 def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
-    """The whole of this shape of which each process has its part; no part may be larger or smaller than DTensor's."""
+    """Return the DTensor of this shape from each process's part; no part may be larger or smaller than DTensor's."""
     order = sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
     whole = torch.empty_permuted(tuple(shape), order, device="meta")  # its strides are in the order of the local ones
     local = _Materialized.apply(local)
@@ -75,22 +75,22 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
 
 
 def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -> DTensor:
-    """The whole of this shape, or that of ``x``, which lies as ``x`` does."""
+    """Return the DTensor of this shape, or that of ``x``, with the placements of ``x``."""
     return joined(local, x.device_mesh, x.placements, x.shape if shape is None else shape)
 
 
 def local_of(x: DTensor) -> Tensor:
-    """The part of a tensor that this process has."""
+    """Return the part of a tensor that this process has."""
     return _Materialized.apply(x.to_local())
 
 
 def meta_of(x: Tensor) -> Tensor:
-    """A tensor of the same size without memory: for PyTorch's own checks, and the size of a result."""
+    """Return a tensor of the same size without memory: for PyTorch's own checks, and the size of a result."""
     return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def widened(local: Tensor) -> Tensor:
-    """In float32 at least: sums of 16-bit numbers need more digits, and means of them less range than the sums."""
+    """Return a tensor in float32 at least: sums of 16-bit numbers need more digits and range than these have."""
     return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
 
 
@@ -108,7 +108,7 @@ def on_some(function: Callable[[Tensor], Tensor], local: Tensor) -> Tensor:
 
 
 def reduced(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
-    """The whole of which each process has its part; where a placement is Partial, its summand of every element."""
+    """Return the DTensor from each process's part; where a placement is Partial, from its summand."""
     for group in groups_of(mesh, [m for m, placement in enumerate(placements) if placement.is_partial()]):
         local = _Sum.apply(local, group)
     return joined(local, mesh, [Replicate() if p.is_partial() else p for p in placements], shape)
@@ -219,7 +219,7 @@ def needed(
 
 @torch.compiler.assume_constant_result
 def _route(have: tuple[Range, ...], want: tuple[Range, ...], circular: bool, rank: int) -> Route:
-    """What the compiler computes once and does not trace."""
+    """Return the route between ranges; the compiler computes it once and does not trace it."""
     return Exchange(have, want, circular).route(rank)
 
 

@@ -78,7 +78,7 @@ def windows(
     outside: float = 0.0,
     circular: bool = False,
 ) -> tuple[Tensor, list[tuple[int, int]]]:
-    """All that this process's windows read, with what lies outside written out, and which windows these are."""
+    """Return the padded input that this process's windows read, and the windows."""
     local = local_of(x)
     pads, around, outputs = [], [], []
     for n, (k, s, p, dil) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
@@ -96,7 +96,7 @@ def windows(
 
 
 def windowed(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """The results of this process's windows."""
+    """Return the results of this process's windows."""
     result = on_some(pool, local)
     for n, (start, stop) in enumerate(own):
         result = result.narrow(n - len(own), 0, stop - start)
@@ -132,17 +132,17 @@ def adaptive_pool(func: Function, x: DTensor, output_size: Any, return_indices: 
 
 
 def _mean(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
-    """The sum of each part, divided by the length of its window, of which it is perhaps not all."""
+    """Return the sum of each part, divided by the length of its whole window."""
     return torch.stack([part.sum(d) / (b - a) for part, (a, b) in zip(parts, bins, strict=True)], d)
 
 
 def _max(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
-    """The maximum of each part; of none, minus infinity, and a part of the graph."""
+    """Return the maximum of each part; minus infinity, as part of the graph, of an empty one."""
     return torch.stack([p.max(d).values if p.shape[d] else p.sum(d) - torch.inf for p in parts], d)
 
 
 def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..., Tensor]) -> tuple[Tensor, Placement]:
-    """What each process has found in its part, and what is to be made of it: sums are added later, all at once."""
+    """Return the local result and its placement after a reduction over processes; sums are added later, together."""
     if reduce is _mean:
         return local, Partial()
     before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)

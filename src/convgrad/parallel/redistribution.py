@@ -27,7 +27,7 @@ from .sharding import Step, steps
 
 
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
-    """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
+    """Return a tensor in other placements, as `DTensor.redistribute`; its gradient comes back in the old ones.
 
     In a `CollectiveError`, ``what`` is its name.
     """
@@ -35,7 +35,7 @@ def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTen
 
 
 class _Redistribute(torch.autograd.Function):
-    """The same tensor, as its gradient is the same; what the processes have of a gradient is summed.
+    """A redistribution and its derivative; partial gradients of the processes are summed.
 
     DTensor's own has a wrong third derivative ("triple backward is not yet supported").
     """
@@ -59,7 +59,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
-    """This process's part of a tensor in other placements; no derivative."""
+    """Return this process's part of a tensor in other placements; not differentiable."""
     # DTensor of PyTorch 2.11 cannot redistribute what requires a gradient where none is recorded.
     x = x.detach()  # pyright: ignore[reportAssignmentType]
     mesh, shape, now = x.device_mesh, x.shape, x.placements
@@ -93,7 +93,7 @@ def _plain(placements: Sequence[Placement]) -> bool:
 
 
 def mesh_of(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
-    """The mesh on which all of these are, or the error if one is a plain tensor or there are several meshes."""
+    """Return the mesh of these tensors; raise an error for a plain tensor or several meshes."""
     meshes = {role: t.device_mesh for role, t in tensors.items() if isinstance(t, DTensor)}
     plain = [role for role, t in tensors.items() if t is not None and role not in meshes]
     if plain:
@@ -122,7 +122,7 @@ def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:
 
 
 def _shared_out(local: Tensor, mesh: DeviceMesh, step: Step, shape: Sequence[int], what: str) -> Tensor:
-    """An all-to-all: each process gets its range of another dimension from all of them, joined, or added up."""
+    """Return this process's range of another dimension, from all processes, joined or summed: an all-to-all."""
     m, have, want = step.over[0], step.have, step.want
     assert isinstance(want, Shard)
     group, parts, rank = mesh.get_group(m), mesh.size(m), mesh.get_local_rank(m)

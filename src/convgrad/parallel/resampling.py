@@ -76,7 +76,7 @@ def _ends(positions: Tensor, result: Range) -> Range:
 
 
 def _weighted(local: Tensor, d: int, positions: Tensor, weights: Tensor) -> Tensor:
-    """The sum of what lies at each row of positions, times its weights."""
+    """Return the weighted sum of the positions of each row."""
     if len(positions) == 1:
         return local.index_select(d, positions[0])
     shape = [-1, *[1] * (local.dim() - 1 - d)]
@@ -87,7 +87,7 @@ def _weighted(local: Tensor, d: int, positions: Tensor, weights: Tensor) -> Tens
 def _made_of(
     x: DTensor, d: int, taps: int, out: int, scale: float | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The positions of the input along a dimension of which each of the result is made, and weights: [taps, out] each.
+    """Return the input positions that each position of the result reads, and their weights: [taps, out] each.
 
     Both are read off what PyTorch makes of combs whose teeth are ``taps`` apart, so that one tooth of each counts: of
     height 1 it gives the weight; of the height of its position, that times the position.

@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def _described(*arguments: Any) -> Any:
-    from .description import described  # with a room that no call needs
+    from .description import described  # imports a room that no call needs
 
     return described(*arguments)
 
@@ -143,10 +143,10 @@ def _local_results(
     bias: Tensor | None,
     layout: torch.memory_format,
 ) -> list[Tensor]:
-    """What this process computes from its parts of the operands."""
+    """Return the results of this process's parts of the operands."""
     if results == ("output",):
         return [_ops.convolution.default(operands["input"], operands["weight"], bias, *part.arguments)]
-    if len(results) == 2:  # at once, so that one sweep may serve both
+    if len(results) == 2:  # at once, for a joint backward
         three = operands["output"], operands["input"], operands["weight"]
         return [*_ops.convolution_backward.default(*three, None, *part.arguments, [True, True, False])[:2]]
     form = Form(part.sizes["input"], part.sizes["weight"], part.arguments, layout)
@@ -154,7 +154,7 @@ def _local_results(
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
-    """The bias of this process's channels; where the output is a sum, one process of them adds it."""
+    """Return the bias of this process's channels; where the output is a sum, only one process adds it."""
     if not isinstance(bias, DTensor):
         return None
     rules = choice.rules
@@ -176,7 +176,7 @@ def _wrap(
 
 
 def _warn(name: str, choice: Choice, operands: dict[Role, DTensor]) -> None:
-    """Say what is gathered, once for each place in the user's code that calls."""
+    """Warn of what is gathered, once for each calling line of the user."""
     for role, size in choice.gathered:
         have = ", ".join(f"{r} {list(t.placements)}" for r, t in operands.items())
         warn_user(

@@ -114,7 +114,7 @@ _NAMES = {name.replace("Nd", f"{n}d") for name in _KNOWN.split() for n in (1, 2,
 
 
 def _reason_against(module: nn.Module, mesh: DeviceMesh, placements: Sequence[Placement]) -> str | None:
-    """Why a module cannot be computed on such shards; None where it can, or where its functions will tell."""
+    """Return why a module cannot be computed on such shards; None where it can, or where its functions raise."""
     base = next(c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules"))
     name, dims = base.__name__, {p.dim: mesh.size(m) for m, p in enumerate(placements) if isinstance(p, Shard)}
     if name == "SyncBatchNorm":
@@ -157,7 +157,7 @@ def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _sharded_class(cls: Any) -> type:
-    """The class that computes what ``cls`` computes, on shards."""
+    """Return the class that computes ``cls`` on shards."""
 
     @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ def _sharded_class(cls: Any) -> type:
 
 
 def _placed(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A tensor that all processes have whole, sharded; along a dimension that it lacks it is not."""
+    """Return the shard of a tensor that all processes have whole; a missing dimension is not sharded."""
     own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
     used = {m for m, p in enumerate(own) if not p.is_replicate()}
     return joined(spread(value, mesh, own, used), mesh, own, value.shape)

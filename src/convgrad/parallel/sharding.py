@@ -1,4 +1,4 @@
-"""How a contraction is computed in shards: the table of rules, what each costs in bytes, and the choice.
+"""The sharding of a contraction: the table of rules, the bytes that each costs, and the choice.
 
 The three roles of the one form share axes: input and output the batch and every spatial dimension, weight and output
 the output channels, input and weight the input channels, and all three the groups. To shard one of these axes over a
@@ -54,12 +54,12 @@ class Rule(NamedTuple):
 
     @property
     def spatial(self) -> int | None:
-        """Which spatial dimension is sharded, if one is."""
+        """The spatial dimension that is sharded, or None."""
         return self.input - 2 if self.input is not None and self.input > 1 else None
 
 
 class Work(NamedTuple):
-    """What is to be computed, from what: all that a choice depends on, and the same on every process."""
+    """The contraction to compute: all that a choice depends on, the same on every process."""
 
     #: Of input, weight and output, as a whole.
     shapes: tuple[Shape, Shape, Shape]
@@ -75,7 +75,7 @@ class Work(NamedTuple):
         return self.shapes[ROLES.index(role)]
 
     def home(self, role: Role) -> Placements | None:
-        """Where a result is wanted: input and output lie like each other, unless channels are sharded or summed."""
+        """Return the placements wanted of a result: input and output alike, unless channels are sharded or summed."""
         other = dict(self.operands).get("input" if role == "output" else "output")
         lasting = other is not None and all(p.is_replicate() or (p.is_shard() and p != Shard(1)) for p in other)
         return other if lasting and role != "weight" else None
@@ -93,7 +93,7 @@ class Choice(NamedTuple):
     gathered: tuple[tuple[Role, int], ...]
 
     def placements(self, role: Role, result: bool = False) -> Placements:
-        """Where a role lies, as an operand or as a result."""
+        """Return the placements of a role, as an operand or as a result."""
         found: list[Placement] = []
         for rule in self.rules:
             dim = None if rule is None else getattr(rule, role)
@@ -178,7 +178,7 @@ def _whole_groups(c: Work, parts: list[int]) -> bool:
 
 
 def _idle(c: Work, choice: Choice) -> int:
-    """How many dimensions of the mesh repeat the work although they shard an operand."""
+    """Return the number of mesh dimensions that repeat the work although they shard an operand."""
     return sum(
         rule is None and any(not placements[i].is_replicate() for _, placements in c.operands)
         for i, rule in enumerate(choice.rules)
@@ -232,7 +232,7 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Placements) -> tuple[Step, ...]:
-    """How a tensor is brought from some placements into others: what makes it smaller first, what gathers it last."""
+    """Return the steps from some placements to others: those that shrink the tensor first, those that gather last."""
     found: list[Step] = []
     now = list(have)
     while True:
@@ -244,7 +244,7 @@ def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Plac
         i = min(
             free or [i for i in changes if now[i].is_shard()], key=lambda i: _ORDER.index(_collective(now[i], want[i]))
         )
-        before, after = now[i], want[i] if free else Replicate()  # two that exchange their dimensions: one is gathered
+        before, after = now[i], want[i] if free else Replicate()  # one of two that exchange is gathered
         name = _collective(before, after)
         over = tuple(j for j in changes if (now[j], want[j]) == (before, after)) if name == "all-reduce" else (i,)
         parts = prod(mesh[j] for j in over)
