@@ -60,7 +60,7 @@ def in_order(outputs: Collection[str]) -> Outputs:
 
 
 def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True, True)) -> Outputs:
-    """What of the plain problem answers for the user's ``grad_input``, ``grad_weight`` and ``grad_bias``, in order.
+    """Return the outputs of the plain problem that are the user's ``grad_input``, ``grad_weight`` and ``grad_bias``.
 
     The input of a transposed convolution fills the slot ``grad_output``, which the pass ``forward`` yields.
     """
@@ -293,7 +293,7 @@ class ConvProblem:
     # ---- other problems ------------------------------------------------------------------------
 
     def replace(self, **changes: object) -> ConvProblem:
-        """The same problem with some fields changed."""
+        """Return the problem with some fields changed."""
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     def canonical(self) -> ConvProblem:

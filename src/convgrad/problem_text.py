@@ -265,7 +265,7 @@ def _lines_of(path: Path) -> list[str]:
 def _read_lines(
     lines: Iterable[str], read: Callable[[str], Problem], options: dict[str, str], files: tuple[Path, ...]
 ) -> Iterator[tuple[int, Problem | ValueError]]:
-    """What `read_problem_file` yields, of lines of the last of the files that are open, one inside the other."""
+    """Yield as `read_problem_file` does, from lines of the last of ``files``, each of which includes the next."""
     for number, line in _join_continued(lines):
         for token in _split_line(line):
             try:

@@ -356,7 +356,7 @@ def memory_kept() -> bool:
 
 
 def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
-    """What a time depends on beside the code: machine, threads, versions, memory setting."""
+    """Return the conditions of a measurement: machine, threads, versions, memory setting."""
     device = torch.device(device)
     on_gpu, threads = device.type == "cuda", torch.get_num_threads()
     return {

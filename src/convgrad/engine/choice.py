@@ -1,4 +1,4 @@
-"""Which backend computes which output.
+"""The choice of a backend for each output.
 
 What decides is the first of these: a request by name; a kernel that the user registered; what was measured of this
 problem on this machine; where measuring is on, a measurement now; the rules; and where no rule applies, ATen. On a GPU

@@ -1,4 +1,4 @@
-"""Where a measurement holds: everything beside the problem that changes how long its kernels take, as one text."""
+"""The environment of a measurement: all that changes its kernels' time beside the problem, as one text."""
 
 from __future__ import annotations
 

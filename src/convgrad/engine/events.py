@@ -55,7 +55,7 @@ def observing(observer: Callable[[Event], object]) -> Generator[None, None, None
 
 
 class _Thread(threading.local):
-    """What this thread is doing."""
+    """The call that this thread is running."""
 
     _in_backend: bool = False
     #: What it computes is a trial of ours, of which no observer is told.

@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def _machine() -> str:
-    """What decides which kernel runs, for a finding holds for nothing else."""
+    """Return the key of a finding: all that decides which kernel runs."""
     limit = onednn_limit() or "any"
     return f"torch {torch.__version__} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {limit}"
 

@@ -1,4 +1,4 @@
-"""What was measured of a problem on this machine: read from the store, merged into it, and what follows from it.
+"""Measurements of problems on this machine: reading them, merging new ones, and the choice that follows.
 
 A **way** to compute some outputs is the names of backends: one, for a single pass or for several outputs in one sweep;
 or one for each pass, joined by commas. Times are relative to the first way of a measurement (ATen's, where it can), for
@@ -105,7 +105,7 @@ class Measurement:
 
     @property
     def count(self) -> int:
-        """How often it was measured."""
+        """The number of times it was measured."""
         return len(next(iter(self.times.values()), ()))
 
     def ranked(self) -> list[tuple[str, float]]:
@@ -138,7 +138,7 @@ def _in_words(way: str) -> str:
 
 
 def label(backend: Backend) -> str:
-    """What a way calls a backend: its name, and the version of what it runs where it has one."""
+    """Return the plan key of a backend: its name, and the version of its kernel where it has one."""
     return f"{backend.name}@{backend.version}" if backend.version else backend.name
 
 
@@ -179,7 +179,7 @@ def similar(problem: ConvProblem) -> ConvProblem:
 
 
 def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bool = False) -> Measurement | None:
-    """What is known of a problem here, with the kernels that are there; where there is nothing, of one like it.
+    """Return the measurements of a problem with the present kernels; where there are none, those of one like it.
 
     Args:
         fresh: also what other processes have found since this one first looked.
@@ -247,7 +247,7 @@ def entries() -> dict[str, Any]:
 
 
 def unwritten() -> int:
-    """How many the store could not be given: they end with this process."""
+    """The number of measurements that could not be stored and end with this process."""
     return store.unwritten(_KIND)
 
 

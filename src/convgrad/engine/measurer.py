@@ -60,7 +60,7 @@ Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
 
 
 class _State:
-    """Of this process: since when measuring is on, how much time it took, and when what was measured."""
+    """The state of measuring in this process: since when it is on, the time it took, and what was measured when."""
 
     def __init__(self) -> None:
         self.check: Check | None = None
@@ -77,7 +77,7 @@ _state = _State()
 
 
 def _in_a_fork() -> None:
-    """What another thread of the parent measures is not measured here."""
+    """Forget, in a forked child, what another thread of the parent was measuring."""
     _state.lock, _state.busy = threading.RLock(), False
 
 
@@ -283,7 +283,7 @@ def _compared(
 
 
 def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:
-    """What is wrong with a candidate, said aloud; ATen is never banned."""
+    """Check a candidate's result; warn and return the reason against it. ATen is never banned."""
     for step in steps:
         check = None if step.backend.name == "aten" or step.backend.checks_itself else _state.check
         why = check(step.backend, problem, step.outputs, device) if check else ""

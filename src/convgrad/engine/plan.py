@@ -30,7 +30,7 @@ _MOST_GROUPS = 32
 
 
 class Plan:
-    """What runs for one problem, one set of outputs and one device, under the flags and request of when it was made.
+    """The kernels for one problem, one set of outputs and one device, under the flags and request at its making.
 
     Attributes:
         problem: what is computed.

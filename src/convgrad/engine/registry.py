@@ -1,4 +1,4 @@
-"""Which backends there are, and why one cannot be used."""
+"""The backends, and the reasons why one cannot be used."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def reasons_against(
 def computed_at_once(
     backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device, *, requested: bool = False
 ) -> Outputs | None:
-    """What one call of a backend gives of some outputs: all, or all but the gradient of the bias; else None."""
+    """Return the outputs that one call of a backend gives: all, or all but grad_bias; else None."""
     passes = passes_of(outputs)
     sets = (outputs, passes) if len(passes) > 1 else (passes,)
     return next((o for o in sets if not reasons_against(backend, problem, o, device, requested=requested)), None)

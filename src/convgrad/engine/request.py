@@ -58,7 +58,7 @@ def active() -> Request | None:
 def request_for(
     name: str | None, forward: str | None = None, grad_input: str | None = None, grad_weight: str | None = None
 ) -> Request:
-    """What `use_backend` with these arguments asks for; a pass that a user's kernel lacks is chosen by the engine.
+    """Return the request of `use_backend` with these arguments; the engine chooses for a pass that it does not name.
 
     Raises:
         KeyError: no backend has one of these names.

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 def slots_of(outputs: Outputs) -> tuple[int, ...]:
-    """Which of `SLOTS` one call for these outputs reads, in the order in which its backend takes them."""
+    """Return the operands that one call for these outputs reads, in the order of its backend's arguments."""
     slots = OPERANDS[outputs[0]] if len(outputs) == 1 else SLOTS  # pyright: ignore[reportArgumentType]
     return tuple([SLOTS.index(s) for s in slots])
 

@@ -1,4 +1,4 @@
-"""What was measured, checked or found on this machine, kept between processes in one SQLite file.
+"""The store: measurements, checks and findings of this machine, in one SQLite file for all processes.
 
 It is a cache: whatever happens to the file, nothing here raises, nothing wrong is read (each row has a checksum over
 its kind, key and value), and a process warns once at most. What cannot be written stays in memory until the process
@@ -48,7 +48,7 @@ _access = lock_over_forks()
 
 
 def folder() -> Path | None:
-    """Where the file is: ``CONVGRAD_CACHE``, else the user's cache folder; None if that is ``off`` or cannot be found.
+    """Return the file's path: ``CONVGRAD_CACHE``, else in the user's cache folder; None if ``off`` or not found.
 
     Equivalent to:
         >>> here = folder()
@@ -116,7 +116,7 @@ def write(kind: str, key: str, value: Any) -> None:
 
 
 def unwritten(kind: str) -> int:
-    """How many values of a kind could not be written, and end with this process."""
+    """Return the number of values of a kind that could not be written and end with this process."""
     return sum(of == kind for of, _ in _unwritten.copy())
 
 

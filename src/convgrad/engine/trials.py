@@ -28,7 +28,7 @@ def trials(
     device: torch.device,
     given: dict[int, Tensor] | None = None,
 ) -> dict[str, Callable[[], list[Any]]]:
-    """What runs each way as a plan would: operands that must be copied, a bias and the sum of its gradient included.
+    """Candidates as a plan would run them, with copies of operands, the bias and the sum of its gradient.
 
     Args:
         ways: name -> the steps, and the problem: the same one, in another layout perhaps.
@@ -50,7 +50,7 @@ def trials(
 
 
 def _sets(problem: ConvProblem, device: torch.device) -> int:
-    """How many sets of operands; on a GPU one, for there the timer itself flushes the caches."""
+    """Return the number of operand sets: one on a GPU, where the timer itself flushes the caches."""
     return 1 + min(_MOST_SETS, _COLD_BYTES // max(problem.least_bytes, 1)) if device.type == "cpu" else 1
 
 

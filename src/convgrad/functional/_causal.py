@@ -245,7 +245,7 @@ def _shifted(state: Tensor, inputs: Tensor, carried: int) -> tuple[Tensor, Tenso
 
 
 def _turned(state: Tensor, inputs: Tensor, carried: int, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of a state that is a ring: the input of time t is at t % S."""
+    """Return the joined inputs and the new state of a ring buffer: the input of time t is at t % S."""
     (rows, _, size), length = state.shape, inputs.shape[2]
     row, kept = torch.arange(rows, device=seen.device)[:, None], min(length, size)
 

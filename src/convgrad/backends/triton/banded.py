@@ -48,7 +48,7 @@ def meeting(first, last, size, COUNT: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def weight_at(kd, kh, kw, KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, FLIPPED: tl.constexpr):
-    """Where a kernel position lies among a channel's weights."""
+    """Return the index of a kernel position among a channel's weights."""
     if FLIPPED:
         return ((KD - 1 - kd) * KH + KH - 1 - kh) * KW + KW - 1 - kw
     else:

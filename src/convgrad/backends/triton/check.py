@@ -30,7 +30,7 @@ def fault(
     results: tuple[Tensor, ...],
     arithmetic: Arithmetic,
 ) -> str | None:
-    """What is wrong with the results of a call, or None.
+    """Return the error of a call's results as a sentence, or None.
 
     Args:
         operands: (a, b, bias) of a pass, or (grad_output, input, weight) of several outputs.
@@ -77,7 +77,7 @@ def _sampled(p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor,
 
 
 def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -> str | None:
-    """How many elements are further off than rounding can explain; what is not finite is not looked at.
+    """Return the number of finite elements that are further off than rounding can explain.
 
     Args:
         size: the sums of the products' magnitudes.

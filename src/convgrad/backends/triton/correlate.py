@@ -60,7 +60,7 @@ ONE = tl.constexpr((1, 1, 1, 0))
 
 @triton.jit
 def patch_of(tile, strips, groups, depth, WIDE: tl.constexpr, LINE: tl.constexpr, B: tl.constexpr):
-    """Where the patch of each lane of a tile lies: its image, its plane, and which one of the plane it is."""
+    """Return the image, the plane, and the index in the plane of each lane's patch."""
     item = tile * (B // LINE) + tl.arange(0, B) // LINE
     strip = item % strips
     item = item // strips

@@ -1,4 +1,4 @@
-"""What a call of this backend launches, as bytes that ``csrc/aten/cuda_launch.cpp`` launches without Triton and Python.
+"""The launches of a call, as bytes that ``csrc/aten/cuda_launch.cpp`` reads, without Triton and Python.
 
 Triton compiles a kernel, loads it and launches it the first time. From then on a call with the same key needs the
 function's handle, the grid, and an argument block that differs only in the addresses of its tensors. Kernels that need

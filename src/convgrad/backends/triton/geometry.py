@@ -1,4 +1,4 @@
-"""What a kernel needs to know of a problem, as plain integers: no tensor, no device, no triton.
+"""The geometry of a problem for a kernel, as plain integers: no tensor, no device, no triton.
 
 Every pass of a depthwise convolution is a sliding sum over a **source** that yields **results**:
 
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 
     @property
     def constants(self) -> tuple[int, int, int, int]:
-        """What a compiled kernel knows of it."""
+        """The constants of a compiled kernel."""
         return (self.kernel, self.stride, self.dilation, self.low)
 
     @property
@@ -55,7 +55,7 @@ class Axis(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def read(axis: Axis, results: int) -> int:
-    """How many positions of the source some neighboring results read; a dilated kernel leaves some out."""
+    """Return the number of source positions that neighboring results span; a dilated kernel skips some."""
     pairs = [(q, k * axis.dilation) for q in range(results) for k in range(axis.kernel)]
     if axis.adjoint:
         return len({q + axis.low - k for q, k in pairs if (q + axis.low - k) % axis.stride == 0})

@@ -46,7 +46,7 @@ Places = dict[str, str]
 
 
 class Steps(NamedTuple):
-    """What a call starts, one launch after the other."""
+    """The launches of a call, in order."""
 
     launches: list[tuple[Selected, Places]]
     #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
@@ -116,7 +116,7 @@ class Result:
 
 
 class _Sums(NamedTuple):
-    """How the sums over batch and space are cut: replaced as a whole, for other threads may use it."""
+    """The division of the sums over batch and space; it is replaced whole, because other threads may read it."""
 
     #: Parts, at most; one part is the result itself.
     most: int
@@ -312,6 +312,6 @@ def _bands_launch(problem: ConvProblem, g: Geometry, use: bands.Use, precision: 
 
 
 def _constants(axis: Axis) -> tuple[int, int, int, int]:
-    """Of the flipped kernel in the direction of grad_input, which is then another forward; see `geometry`."""
+    """Return the geometry of grad_input as a forward with the flipped kernel; see `geometry`."""
     kernel, stride, dilation, low = axis.constants
     return (kernel, 1, dilation, (kernel - 1) * dilation - low) if axis.adjoint else (kernel, stride, dilation, low)

@@ -84,7 +84,7 @@ def within(index, size):
 
 @triton.jit
 def mask_of(condition):
-    """The same condition: where a scalar meets a tile, Triton's interpreter holds integers until they are compared."""
+    """Return the condition as a tile: Triton's interpreter has plain integers until they are compared with one."""
     if INTERPRETED:
         return condition != 0
     else:
@@ -126,7 +126,7 @@ def first_plane(n, c, channels, depth, CHANNELS_LAST: tl.constexpr):
 
 @triton.jit
 def spoiling(found, w, COUNT: tl.constexpr):
-    """What was found, and NaN where a weight is not finite."""
+    """Return the result, with NaN where a weight is not finite."""
     for k in tl.static_range(COUNT):
         found += w[k] * 0.0
     return found

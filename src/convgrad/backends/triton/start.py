@@ -82,7 +82,7 @@ class Launch:
         return selected.parts, ""
 
     def selected(self, device: torch.device, aligned: Iterable[bool]) -> Selected | None:
-        """What `start` selected for tensors of which these are aligned to 16 bytes; None if it never had any."""
+        """Return the kernel that `start` selected for tensors of this alignment to 16 bytes, or None."""
         return self._selected.get((device, *aligned))
 
     def _select(self, key: tuple[Any, ...], device: torch.device, tensors: dict[str, Tensor]) -> tuple[int, str]:
@@ -117,14 +117,14 @@ class Launch:
             self._options = {**self._options, **ALL_REGISTERS}
 
     def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What the kernel is given."""
+        """The arguments of the kernel."""
         given = {**tensors, **self._arguments, "parts": parts}
         return {name: given[name] for name in self._kernel.arg_names}
 
 
 @cache
 def at_once(device: torch.device, registers: int, threads: int) -> int:
-    """How many programs of so many threads, with so many registers each, a GPU runs at once."""
+    """Return the number of programs, of given threads and registers, that a GPU runs at once."""
     if device.type != "cuda" or torch.version.hip is not None:
         return PROGRAMS
     gpu = torch.cuda.get_device_properties(device)
