@@ -1,18 +1,20 @@
 """Our GPU kernels in one call, under ten minutes: conformance on the device, then ours against PyTorch.
 
-    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs,steps,sanitized] [--only mobilenet,mamba]
+    python benchmarks/gpu.py [--stages card,verdicts,conformance,compiled,rows,graphs,...] [--only mobilenet,mamba]
 
 1. card: the bandwidth of a copy, the peak, the time of a launch that does nothing.
-2. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
-3. compiled: every kernel of the table, into Triton's cache on disk.
-4. rows: every call of the table is compared with PyTorch's own kernels on small integers, which must give equal
+2. verdicts: one call of each kind of problem for which a rule proposes another backend than PyTorch's, and what the
+   timing of that call, which the library itself makes, decided on this card. The most valuable ones come first.
+3. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
+4. compiled: every kernel of the table, into Triton's cache on disk.
+5. rows: every call of the table is compared with PyTorch's own kernels on small integers, which must give equal
    results, and then timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately,
    behind a flushed cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the
    device says so, and the others go on in a new process.
-5. graphs: CUDA graphs and torch.compile.
-6. steps (only if named): training steps of torchvision's models, stock and after `accelerate_`, each in eager mode and
+6. graphs: CUDA graphs and torch.compile.
+7. steps (only if named): training steps of torchvision's models, stock and after `accelerate_`, each in eager mode and
    as a CUDA graph.
-7. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
+8. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
 What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
 against PyTorch; a row hardly longer than a few launches is not judged by bandwidth. The table is written to gpu.md
@@ -46,9 +48,10 @@ from gpu_calls import (
     short,
     taking,
     training_step,
+    verdicts,
     warm,
 )
-from gpu_problems import DTYPES, LAYOUTS, MODELS, NARROW, PROBLEMS, SWEEP, TINY, WHAT, WIDE, layouts
+from gpu_problems import DTYPES, LAYOUTS, MODELS, NARROW, PROBLEMS, PROPOSED, SWEEP, TINY, WHAT, WIDE, layouts
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
@@ -131,6 +134,16 @@ def card_of(run: Run) -> None:
     """What the card can do at best."""
     answer = run_once(card, run.args.device, limit=min(60.0, run.left))
     run.state["card"] = answer if "error" not in answer else {"not measured": answer["error"]}
+
+
+def decided(run: Run) -> None:
+    """What the first calls decide about the proposals of rules."""
+    found = run.state.setdefault("verdicts", {})
+    for text in TINY[:1] if run.args.dry_run else PROPOSED:
+        if "error" in found.get(text, {"error": ""}) and run.left > 5:
+            found[text] = run_once(verdicts, text, run.args.device, limit=min(90.0, run.left))
+            print(text, *(f"  {outputs}: {said}" for outputs, said in found[text].items()), sep="\n", flush=True)
+            run.save()
 
 
 def compiled(run: Run) -> None:
@@ -218,8 +231,8 @@ def rows(run: Run) -> None:
 
 
 STAGES: dict[str, Callable[[Run], None]] = {
-    "card": card_of, "conformance": conformance, "compiled": compiled, "rows": rows, "graphs": graphs,
-    "steps": steps, "sanitized": sanitized,
+    "card": card_of, "verdicts": decided, "conformance": conformance, "compiled": compiled, "rows": rows,
+    "graphs": graphs, "steps": steps, "sanitized": sanitized,
 }  # fmt: skip
 
 
@@ -251,7 +264,8 @@ def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
     stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
-    steps_failed = any("error" in step for step in state.get("steps", {}).values())
+    calls = [*state.get("steps", {}).values(), *state.get("verdicts", {}).values()]
+    steps_failed = any("error" in call for call in calls)
     return bool(
         any(stages) or graphs_differ or steps_failed or state.get("stages") or any("error" in r for r in state["rows"])
     )

@@ -24,10 +24,10 @@ from torch import Tensor
 from convgrad.backends.base import Backend
 from convgrad.check import accepts
 from convgrad.diagnostics import Machine, limits_of
-from convgrad.engine import prepare
+from convgrad.engine import choose, plan_for, prepare
 from convgrad.engine.ab_timer import compare, empty_launch, second_call
 from convgrad.engine.registry import get_backend
-from convgrad.problem import OPERANDS, ConvProblem, Pass, Slot
+from convgrad.problem import OPERANDS, ConvProblem, Outputs, Pass, Slot
 from convgrad.testing import check_backend
 
 
@@ -317,3 +317,25 @@ def compiled_agrees(backend: str, device: str, mode: str | None) -> dict[str, st
                 results.append([t.clone() for t in (y, *torch.autograd.grad(y, (x, weight), given["grad_output"]))])
         worst = max(worst, *((a - b).abs().max().item() for a, b in zip(*results, strict=True)))
     return {"result": "equal" if worst == 0 else f"differs by {worst}"}
+
+
+# ---- what rules propose ----------------------------------------------------------------------------
+
+
+def verdicts(text: str, device: str) -> dict[str, str]:
+    """For each call of a problem its backend and why, after a first call, which times what a rule proposes."""
+    problem, where = ConvProblem.parse(text), torch.device(device)
+    given = operands(problem, device, integers=False)
+    found: dict[str, str] = {}
+    calls: list[Outputs] = (
+        [("forward",), SWEEP] if problem.depthwise else [("forward",), ("grad_input",), ("grad_weight",)]
+    )
+    for outputs in calls:
+        plan = plan_for(problem, outputs, where, now=True)
+        if outputs == SWEEP:
+            plan.gradients(given["grad_output"], given["input"], given["weight"])
+        else:
+            plan.contract(*(given[slot] for slot in OPERANDS[cast(Pass, outputs[0])]))
+        steps = choose(problem, outputs, where)
+        found["+".join(outputs)] = "; ".join(f"{step.backend.name}: {step.reason}" for step in steps)
+    return found

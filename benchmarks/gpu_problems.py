@@ -63,6 +63,22 @@ g4ic4oc4mb2iw64ow64kw4pw3 bfloat16
 g4ic4oc4mb2id4ih5iw8kd3kh3kw3pd1ph1pw1
 g8ic8oc8mb1id4ih6iw5kd3kh3kw3pd1ph1pw1sd2sh2sw2 channels_last
 """.strip().splitlines()
+#: What rules propose, first where public reports say most: video and image patches, volumes in 16 bits, groups
+#: in channels_last, transposed convolutions; sequences as Mamba's; depthwise images.
+PROPOSED = """
+mb4096ic3id2ih14iw14oc1152kd2kh14kw14sd2sh14sw14n"video patches" bfloat16
+mb64ic3ih224oc768kh16sh16n"image patches" bfloat16
+mb2ic64id16ih56iw56oc64kd3kh3kw3pd1ph1pw1n"volume" bfloat16
+g32mb32ic256ih56oc256kh3ph1n"ResNeXt" bfloat16 channels_last
+mb8ic64ih128oc32oh256kh2sh2n"U-Net" bfloat16 transposed
+g1536ic1536oc1536mb8ih1iw2048oh1ow2048kh1kw4ph0pw3n"mamba NLC" bfloat16 channels_last
+g1536ic1536oc1536mb8iw2048ow2048kw4pw3n"mamba" float16
+g144ic144oc144mb32ih56kh3ph1n"mobilenet 56" bfloat16
+g144ic144oc144mb32ih56kh3ph1n"mobilenet 56" bfloat16 channels_last
+g96ic96oc96mb64ih56kh7ph3n"convnext 56" float16 channels_last
+g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31" bfloat16
+g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31" channels_last
+""".strip().splitlines()
 DTYPES = (torch.float32, torch.bfloat16)
 WHAT = ("forward", "grad_input", "grad_weight", "backward")
 SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")

@@ -151,6 +151,11 @@ def report(state: dict[str, Any]) -> str:
     card, rows = state["card"], state["rows"]
     lines = ["# GPU", "", *[f"**{state.get('warning')}**", ""] * bool(state.get("warning")), state["conditions"], ""]
     lines += [f"- {key}: {said(key, value)}" for key, value in {**card, **state.get("graphs", {})}.items()]
+    lines += [
+        f"- {text}, {outputs}: {said}"
+        for text, found in state.get("verdicts", {}).items()
+        for outputs, said in found.items()
+    ]
     for stage in ("conformance", "compiled", "sanitized"):
         found = state.get(stage)
         if found is None:

@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend
-from convgrad.backends.triton.launch import bound, bound_bands
+from convgrad.backends.triton.launch import bound, bound_bands, bound_silu
 from convgrad.backends.triton.start import ALL_REGISTERS, PROGRAMS, Launch
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 
@@ -61,11 +61,14 @@ MATRIX: tuple[str, ...] = (
     *(s + d for s in _CONTIGUOUS for d in ("", " bfloat16")),
     *(f"g64ic64oc64mb8ih28kh3ph1 float16{more}" for more in ("", " channels_last", " bias")),
     "g512ic512oc512mb512ih112kh3ph1",
+    *(f"g1536ic1536oc1536mb8ih1iw2048oh1ow2048kh1kw4ph0pw3{d} channels_last" for d in ("", " bfloat16")),
 )
 WHAT: dict[str, tuple[Output, ...]] = {
     **{p: (p,) for p in PASSES},
     "sweep": ("grad_input", "grad_weight"),
     "sweep+bias": ("grad_input", "grad_weight", "grad_bias"),
+    "silu": ("forward",),
+    "silu slope": ("forward",),
 }
 _POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*fp32"}
 
@@ -95,15 +98,21 @@ def recording() -> Iterator[list[Call]]:
 def launches(text: str, what: str) -> list[Call]:
     """What each backend would launch for a pass or a sweep, where it takes the problem."""
     problem, outputs = ConvProblem.parse(text), WHAT[what]
-    slots = OPERANDS[cast(Pass, what)] if len(outputs) == 1 else ("grad_output", "input", "weight")
+    slots = OPERANDS[cast(Pass, outputs[0])] if len(outputs) == 1 else ("grad_output", "input", "weight")
     given: list[Any] = [torch.empty(problem.shape_of(s), dtype=problem.dtype, device="meta") for s in slots]
     if problem.has_bias and outputs == (problem.bias_pass,):
         given.append(torch.empty(problem.shape_of(problem.bias_slot)[1], dtype=problem.dtype, device="meta"))
     cuda = torch.device("cuda")
     with recording() as calls:
-        if not TritonBackend().reasons_against(problem, outputs, cuda):
+        if what.startswith("silu"):  # of causal_conv1d
+            if problem.ndim == 1 or problem.input_size[0] == 1:
+                bias = given[-1] if problem.has_bias else None
+                grad = torch.empty(problem.output_shape, dtype=problem.dtype, device="meta")
+                slope = what != "silu"
+                bound_silu(problem, slope, print)(*given[:2], bias, None, grad if slope else None)
+        elif not TritonBackend().reasons_against(problem, outputs, cuda):
             bound(problem, outputs, print)(*given)
-        if len(outputs) == 1 and not TritonBandedBackend().reasons_against(problem, outputs, cuda):
+        if what in PASSES and not TritonBandedBackend().reasons_against(problem, outputs, cuda):
             precision = "tf32" if problem.dtype == torch.float32 else "ieee"
             bound_bands(problem, outputs[0], precision, print)(*given)
     return calls

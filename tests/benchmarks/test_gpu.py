@@ -16,6 +16,9 @@ import pytest
 import torch
 
 import convgrad
+from convgrad.backends import triton
+from convgrad.backends.base import described
+from convgrad.engine import choose
 from convgrad.engine.registry import get_backend
 from convgrad.problem import ConvProblem
 
@@ -92,6 +95,24 @@ def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     (*_, row, failed, _) = gpu_report.steps_table({"a step": found, "another": {"error": "no answer"}})
     assert row.startswith("| a step | 1 | ")
     assert "no answer" in failed
+
+
+@pytest.mark.parametrize(
+    "text", ["g2ic2oc2mb1ih6kh3ph1 channels_last", "mb2ic3ih8oc4kh4sh4", "mb2ic3ih4oc2oh8kh2sh2 transposed"]
+)
+def test_what_the_first_calls_decide(text: str) -> None:
+    said = gpu_calls.verdicts(text, "cpu")
+    assert list(said) == (
+        ["forward", "grad_input+grad_weight"] if "g2" in text else ["forward", "grad_input", "grad_weight"]
+    )
+    assert all(": " in one for one in said.values())
+
+
+@pytest.mark.parametrize("text", gpu_problems.PROPOSED)
+def test_a_rule_proposes_something(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "_installed", lambda: True)
+    with described((9, 0)):
+        assert choose(ConvProblem.parse(text), ("forward",), torch.device("cuda"), stored=False)[0].proposed
 
 
 def test_which_backends_have_rows() -> None:

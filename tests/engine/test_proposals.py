@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import choice, choose, measurer, proposals, register, store
+from convgrad.engine import choice, choose, environment, measurer, proposals, register, store
 from convgrad.engine.ab_timer import Comparison
 from convgrad.problem import ConvProblem, Output
 
@@ -116,7 +116,9 @@ def test_another_process_reads_the_verdict(timer: Timer, fake: Fake, monkeypatch
     assert len(timer.compared) == compared
 
 
-def test_a_real_second_process_reads_it(folder: Any, timer: Timer, fake: Fake) -> None:
+@pytest.mark.usefixtures("timer", "fake")
+def test_a_real_second_process_reads_it(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "memory_kept", lambda: False)  # which another test may have turned on
     forward()
     script = """if 1:
         import torch
@@ -278,6 +280,26 @@ def test_a_compiled_graph_gets_what_was_confirmed(timer: Timer, fake: Fake) -> N
     assert _is_atens(P, ("forward",), CPU)
     forward()
     assert not _is_atens(P, ("forward",), CPU) or chosen()[0] != "fake"
+
+
+@pytest.mark.parametrize("fused", [0.5, 1.5])
+def test_a_fused_kernel_is_timed_once(timer: Timer, fused: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer.seconds |= {"apart": 1.0, "fused": fused}
+    monkeypatch.setattr(measurer, "_fused", {})
+    ran: list[str] = []
+
+    def gains() -> bool:
+        return measurer.fusion_gains(P, CPU, lambda: ran.append("apart"), lambda: ran.append("fused"))
+
+    with convgrad.measure(False):
+        assert not gains()
+    assert not ran
+    assert gains() == (fused < 1)
+    assert timer.compared == [["apart", "fused"]]
+    for _ in range(2):  # in this process, and in another one
+        assert gains() == (fused < 1)
+        monkeypatch.setattr(measurer, "_fused", {})
+    assert timer.compared == [["apart", "fused"]]
 
 
 # ---- what is proposed --------------------------------------------------------------------------------------

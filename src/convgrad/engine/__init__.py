@@ -9,7 +9,7 @@ from .choice import BY_RULE, by_rules_alone, choose
 from .events import Event, observed, observers, observing, thread, unobserved
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul
-from .measurer import check_with, measure_now, steps_of
+from .measurer import check_with, fusion_gains, measure_now, steps_of
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, without
 from .request import (

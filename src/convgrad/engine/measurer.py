@@ -207,6 +207,35 @@ def confirmed(kernel: Callable[..., Any], problem: ConvProblem, step: Step, devi
     return run
 
 
+#: (problem, device) -> whether a fused kernel is faster.
+_fused: dict[tuple[ConvProblem, torch.device], bool] = {}
+_FUSED = "fused"
+
+
+def fusion_gains(
+    problem: ConvProblem, device: torch.device, apart: Callable[[], object], fused: Callable[[], object]
+) -> bool:
+    """Return whether one call is faster than another for the same: timed once and stored, as what a rule proposes."""
+    known = _fused.get((problem, device))
+    if known is not None:
+        return known
+    key = f"{environment(device)} | {similar(problem)}"
+    found = store.read(_FUSED, key)
+    if found is None and not not_timed(device) and _affordable(0.0, _PROPOSED_SHARE, proposed=True):
+        with store.alone() as alone, suppress(RuntimeError), torch.no_grad():
+            if alone:
+                second_call(fused, device)  # compiles, which is no part of the time that measuring may take
+                start = time.perf_counter()
+                calls = {"apart": apart, "fused": fused}
+                seen = compare(calls, "apart", seconds=_SECONDS, device=device, tie=_TIE, host=True)
+                _state.spent += time.perf_counter() - start
+                found = {"gains": seen.at_least("fused") > 1}
+                store.write(_FUSED, key, found)
+    if found is None:
+        return False
+    return _fused.setdefault((problem, device), bool(found["gains"]))
+
+
 # ---- candidates ------------------------------------------------------------------------------------
 
 

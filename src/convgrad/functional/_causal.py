@@ -20,6 +20,7 @@ from ..ops import autocast_is_on
 from ._arguments import of_tensors, require_bool
 from ._convolution import conv2d
 from ._rows import Layout, require_layout
+from ._silu import silu_of_rows
 
 Activation = Literal["silu", "swish"] | None
 
@@ -93,10 +94,16 @@ def causal_conv1d(
         sequence = sequence.masked_fill(padding, 0)
         read = None if state is None else state.masked_fill(padding[..., :1], 0)
     joined = sequence if read is None else _joined(read, sequence)
-    output = _filtered(joined, weight, bias, carried if state is None else 0)
-    if seq_idx is not None:
-        output = _separated(output, joined, weight, bias, seq_idx)
-    result = _finished(output, activation, layout)
+    before, fused = carried if state is None else 0, None
+    if activation is not None and seq_idx is None:
+        fused = silu_of_rows(joined.unsqueeze(2), _taps(weight), bias, before)
+    if fused is not None:
+        result = _finished(fused, None, layout)
+    else:
+        output = _filtered(joined, weight, bias, before)
+        if seq_idx is not None:
+            output = _separated(output, joined, weight, bias, seq_idx)
+        result = _finished(output, activation, layout)
     if not return_state:
         return result
     if seq_idx is None:
@@ -172,8 +179,11 @@ def causal_conv1d_update(
 
 def _filtered(sequence: Tensor, weight: Tensor, bias: Tensor | None, before: int) -> Tensor:
     """[N, D, L] -> [N, D, 1, before + L - K + 1], laid out as the sequence, with zeros before it."""
-    taps = weight.unsqueeze(1).unsqueeze(1)  # [D, 1, 1, K]
-    return conv2d(sequence.unsqueeze(2), taps, bias, 1, (0, 0, before, 0), 1, weight.shape[0])
+    return conv2d(sequence.unsqueeze(2), _taps(weight), bias, 1, (0, 0, before, 0), 1, weight.shape[0])
+
+
+def _taps(weight: Tensor) -> Tensor:
+    return weight.unsqueeze(1).unsqueeze(1)  # [D, 1, 1, K]
 
 
 def _of_dtype(state: Tensor, sequence: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import os
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
@@ -323,3 +324,67 @@ def test_offsets_of_more_than_32_bits(tensor: str) -> None:
     launch.correlate[(1,)](**arguments, **made._options)
     expected = torch.conv1d(src[0, :1, 0, -8:], weight[:1, :, 0].flip(2) if g.adjoint else weight[:1, :, 0], padding=1)
     assert out[0, 0, 0, -tile.columns :].tolist() == expected[0, -tile.columns :].tolist()
+
+
+SILU = [
+    "g5mb2ic5ih1iw12oc5ow12kh1kw4pw3 channels_last",
+    "g3mb2ic3ih1iw16oc3ow16kh1kw4pw3",
+    "g2mb1ic2ih1iw7oc2ow7kh1kw3pw2 float16 channels_last",
+]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("text", SILU)
+def test_silu(text: str, biased: bool) -> None:
+    """Of a result, and its derivative times a gradient, beside weights that are not finite, too."""
+    problem = ConvProblem.parse(text)
+    given = real_operands(problem, PASSES, 0)
+    x, w, g = given["input"], given["weight"], given["grad_output"]
+    bias = torch.linspace(-1, 1, problem.out_channels).to(problem.dtype) if biased else None
+    run = TritonBackend().bind_silu(problem)
+    exact = REFERENCE.bind(problem.replace(dtype=torch.float64), ("forward",))(x.double(), w.double())
+    exact = exact if bias is None else exact + bias.double().view(-1, 1, 1)
+    for centre, expected in ((None, F.silu(exact)), (g, torch.ops.aten.silu_backward(g.double(), exact))):
+        got = run(x, w, bias, centre)
+        assert got.is_contiguous(memory_format=problem.memory_format)
+        torch.testing.assert_close(got, expected.to(problem.dtype))
+        operands = (x, w, bias, centre)
+        assert check.fault(problem, ("forward",), operands, (got,), "direct", silu=True) is None
+        wrong = check.fault(problem, ("forward",), operands, (got + 0.25,), "direct", silu=True)
+        assert wrong is not None
+        assert "are further off" in wrong
+    w[0].view(-1)[0] = float("inf")  # which meets no padding
+    there = TritonBackend().bind(problem, ("forward",))(x, w, bias)
+    assert not there.isfinite().all()
+    for centre, expected in ((None, F.silu(there)), (g, torch.ops.aten.silu_backward(g, there))):
+        assert torch.equal(run(x, w, bias, centre).isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("state", [True, False])
+def test_causal_conv1d_with_silu(layout: str, state: bool) -> None:
+    """In one kernel, whose backward computes the result before SiLU again; and derivatives of that."""
+    shape, carried = ((2, 3, 6), (2, 3, 2)) if layout == "NCL" else ((2, 6, 3), (2, 2, 3))
+    tensors = [torch.randn(s).requires_grad_() for s in (shape, (3, 3), (3,), *([carried] if state else []))]
+
+    def call(activation: str | None) -> torch.Tensor:
+        x, w, b, *rest = tensors
+        s = rest[0] if rest else None
+        return convgrad.causal_conv1d(x, w, b, layout=layout, initial_state=s, activation=activation)  # type: ignore
+
+    with convgrad.use_backend("triton"), convgrad.trace() as ran:
+        fused = call("silu")
+        gradients = torch.autograd.grad(fused.square().sum(), tensors, create_graph=True)
+        again = torch.autograd.grad(sum(g.square().sum() for g in gradients), tensors)
+        call("silu").sum().backward()
+    assert next(r.reason for r in ran) == "requested by name, with SiLU"
+    assert "requested by name, with the derivative of SiLU" in [r.reason for r in ran]
+    apart = F.silu(call(None))
+    expected = torch.autograd.grad(apart.square().sum(), tensors, create_graph=True)
+    torch.testing.assert_close(fused, apart)
+    assert fused.stride() == apart.stride()
+    torch.testing.assert_close(gradients, expected)
+    second = torch.autograd.grad(sum(g.square().sum() for g in expected), tensors)
+    torch.testing.assert_close(again, second, rtol=1e-4, atol=1e-4)
+    for tensor, one in zip(tensors, torch.autograd.grad(F.silu(call(None)).sum(), tensors), strict=True):
+        torch.testing.assert_close(tensor.grad, one)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ... import settings
 from ..._compat import warn_user
@@ -148,6 +149,27 @@ class TritonBackend(Backend):
 
         return run
 
+    def bind_silu(self, problem: ConvProblem) -> Callable[..., Tensor]:
+        """Return ``kernel(input, weight, bias, grad_output=None)`` for a problem whose ``forward`` is this backend's.
+
+        It gives SiLU of ``forward``; with a grad_output the gradient of ``forward``'s result, which it computes again.
+        """
+        made = cache(partial(self._made_silu, problem))
+
+        def run(input: Tensor, weight: Tensor, bias: Tensor | None, grad_output: Tensor | None = None) -> Tensor:
+            device, slope = input.device, grad_output is not None
+            if device not in self._banned:
+                try:
+                    return made(slope, device)(input, weight, bias, None, grad_output)
+                except NotReadyError:
+                    warn_user(_NOT_READY.format(problem), RuntimeWarning)
+                except _WrongResultError as wrong:
+                    self._ban(device, str(wrong))
+            result = instead(problem, ("forward",))(input, weight, bias)
+            return torch.ops.aten.silu_backward(grad_output, result) if slope else F.silu(result)
+
+        return run
+
     def _ban(self, device: torch.device, why: str) -> None:
         """Compute nothing on a device any more: its kernels are wrong there."""
         with self._lock:
@@ -185,7 +207,12 @@ class TritonBackend(Backend):
 
         return bound(problem, outputs, self._verifier(problem))
 
-    def _verifier(self, problem: ConvProblem) -> Callable[..., None]:
+    def _made_silu(self, problem: ConvProblem, slope: bool, _: torch.device) -> Result:
+        from .launch import bound_silu
+
+        return bound_silu(problem, slope, self._verifier(problem, silu=True))
+
+    def _verifier(self, problem: ConvProblem, silu: bool = False) -> Callable[..., None]:
         """Return what is called with results of compiled kernels, and checks the first one of each.
 
         A kernel is checked again for a problem of another order of magnitude, whose offsets are larger.
@@ -201,7 +228,8 @@ class TritonBackend(Backend):
                 return
             from .check import fault
 
-            wrong = fault(problem, outputs, operands, results, self.arithmetic(problem, passes_of(outputs)[0], device))
+            arithmetic = self.arithmetic(problem, passes_of(outputs)[0], device)
+            wrong = fault(problem, outputs, operands, results, arithmetic, silu)
             if wrong:
                 raise _WrongResultError(wrong)
             self._checked.add((device, kernel, size))

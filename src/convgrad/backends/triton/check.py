@@ -29,26 +29,33 @@ def fault(
     operands: tuple[Tensor | None, ...],
     results: tuple[Tensor, ...],
     arithmetic: Arithmetic,
+    silu: bool = False,
 ) -> str | None:
     """Return the error of a call's results as a sentence, or None.
 
     Args:
         operands: (a, b, bias) of a pass, or (grad_output, input, weight) of several outputs.
+        silu: the results are SiLU of ``forward``, or, with grad_output behind the bias, its derivative times that.
     """
-    slots: Any = (*OPERANDS[outputs[0]], "bias") if len(outputs) == 1 else ("grad_output", "input", "weight")  # pyright: ignore[reportArgumentType]
+    first: Any = outputs[0]
+    slots: tuple[str, ...] = ("grad_output", "input", "weight")
+    if len(outputs) == 1:
+        slots = (*OPERANDS[first], "bias", "grad_output" if silu else "")
     given: dict[str, Any] = dict(zip(slots, operands, strict=False))
     for output, result in zip(outputs, results, strict=True):
         if output == "grad_bias":
             terms = given["grad_output"][:, :1].double()
             wrong = _differs(result[:1].cpu(), terms.sum().cpu().view(1), terms.abs().sum().cpu(), "direct")
         else:
-            wrong = _sampled(problem, output, given, result, arithmetic)
+            wrong = _sampled(problem, output, given, result, arithmetic, silu)
         if wrong:
             return f"its {output} kernel is wrong on {result.device}: {wrong} for {problem}"
     return None
 
 
-def _sampled(p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor, arithmetic: Arithmetic) -> str | None:
+def _sampled(
+    p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor, arithmetic: Arithmetic, silu: bool
+) -> str | None:
     """A pass of some channels and images alone: each channel is a problem of its own."""
     multiplier = p.out_channels // p.in_channels
     inner = torch.tensor(sorted({0, p.in_channels // 2, p.in_channels - 1}))
@@ -73,6 +80,11 @@ def _sampled(p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor,
     if given.get("bias") is not None:
         bias = given["bias"].cpu().double()[inner if pass_ == "grad_input" else outer].view(1, -1, *(1,) * p.ndim)
         exact, size = exact + bias, size + bias.abs()
+    if silu:
+        s, g = exact.sigmoid(), given.get("grad_output")
+        factor = 1 if g is None else part("grad_output", g)
+        exact = factor * (exact * s if g is None else s * (1 + exact * (1 - s)))
+        size = abs(factor) * (size + 1) if g is not None else 2 * size  # by how much the argument may be off
     return _differs(part(RESULT[pass_], result).to(result.dtype), exact, size, arithmetic)
 
 

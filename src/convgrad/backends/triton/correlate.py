@@ -7,10 +7,12 @@ S stored columns, where columns are neighbors in memory (NCHW, 1-D); of V channe
 once for all of its up to KH * KW products. Values that threads have in common come from the L1 cache; nothing is
 staged in shared memory.
 
-RESULT: ``out = sum over taps of source * weight``, which is forward and grad_input. SUM: the patch is one of the
-**centre**, and every value of the source is multiplied by each value of the centre that it meets, for one sum a kernel
-position, which is grad_weight. Both at once are the sweep of both gradients: with grad_output as the source and input
-as the centre the same loads serve both, and grad_bias is the sum of what one kernel position reads (`Axis.whole_tap`).
+RESULT: ``out = sum over taps of source * weight``, which is forward and grad_input; with an ACTIVATION its SiLU (1), or
+the derivative of SiLU there times the centre (2), the gradient of a convolution's result before SiLU. SUM: the patch is
+one of the **centre**, and every value of the source is multiplied by each value of the centre that it meets, for one
+sum a kernel position, which is grad_weight. Both at once are the sweep of both gradients: with grad_output as the
+source and input as the centre the same loads serve both, and grad_bias is the sum of what one kernel position reads
+(`Axis.whole_tap`).
 
 A program owns LINE neighboring vectors of channels, whose weights and sums it keeps in registers, and every
 ``parts``-th of the tiles of its batch and space. The partial sums are written out and added by `add_partials` in a
@@ -34,6 +36,7 @@ import triton
 import triton.language as tl
 
 from .patches import (
+    activated,
     add_products,
     any_read,
     first_plane,
@@ -87,9 +90,10 @@ def store_sum(
 
 @triton.jit
 def store_one_by_one(
-    out, src, weight, added, n, c, d, h, w, ok, height, width, row_step, step, src_channels, src_depth, src_height,
-    src_width, src_row_step, DEPTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ADJOINT: tl.constexpr,
-    MULTIPLIER: tl.constexpr, CHANNELS_LAST: tl.constexpr, R: tl.constexpr, W: tl.constexpr, V: tl.constexpr,
+    out, src, weight, added, centre, n, c, d, h, w, ok, height, width, row_step, step, src_channels, src_depth,
+    src_height, src_width, src_row_step, DEPTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, CHANNELS_LAST: tl.constexpr, ACTIVATION: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """Compute and store a patch with each product masked, so that no padding is multiplied: slow, and rare.
 
@@ -116,10 +120,15 @@ def store_one_by_one(
                 there = there[:, None]
                 ptrs = ptrs[:, None] + tl.arange(0, V)[None, :]
             total += tl.where(there, tl.load(ptrs, mask=there, other=0.0).to(tl.float32) * weights, 0.0)
-        ptrs, there = out + j * row_step + v * step, mask_of(ok & (h + j < height) & (w + v < width))
+        moved, there = j * row_step + v * step, mask_of(ok & (h + j < height) & (w + v < width))
+        ptrs, given = out + moved, centre + moved
         if CHANNELS_LAST:
             there = there[:, None]
-            ptrs = ptrs[:, None] + tl.arange(0, V)[None, :]
+            ptrs, given = ptrs[:, None] + tl.arange(0, V)[None, :], given[:, None] + tl.arange(0, V)[None, :]
+        if ACTIVATION == 1:
+            total = activated(total, 0.0, 1)
+        if ACTIVATION == 2:
+            total = activated(total, tl.load(given, mask=there, other=0.0).to(tl.float32), 2)
         tl.store(ptrs, total.to(out.dtype.element_ty), mask=there)
 
 
@@ -189,9 +198,9 @@ def correlate(
     src, centre, weight, bias, out, partials, bias_partials, batch, channels, depth, height, columns, src_depth,
     src_height, src_columns, parts, DEPTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, CHANNELS_LAST: tl.constexpr, WIDE: tl.constexpr,
-    RESULT: tl.constexpr, SUM: tl.constexpr, HAS_BIAS: tl.constexpr, BIAS_TAP: tl.constexpr, EXACT: tl.constexpr,
-    R: tl.constexpr, W: tl.constexpr, V: tl.constexpr, U: tl.constexpr, S: tl.constexpr, LINE: tl.constexpr,
-    B: tl.constexpr,
+    RESULT: tl.constexpr, SUM: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BIAS_TAP: tl.constexpr,
+    EXACT: tl.constexpr, R: tl.constexpr, W: tl.constexpr, V: tl.constexpr, U: tl.constexpr, S: tl.constexpr,
+    LINE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """out = bias + sum over taps of source * weight; partials[part, c, k] = a part of the sum of centre * source.
 
@@ -305,15 +314,26 @@ def correlate(
                 for i in tl.static_range(R * W):
                     new = new + (acc[i] + added,)
                 acc = new
+            if ACTIVATION != 0:
+                new, given = (), zeros(W, B, V, CHANNELS_LAST)
+                for j in tl.static_range(R):
+                    if ACTIVATION == 2:
+                        given = load_row(
+                            centre + target + j * row_step, step, w0, width, ok & (h0 + j < height), 0, W - 1, ONE,
+                            False, W, CHANNELS_LAST, S, V, B,
+                        )  # fmt: skip
+                    for v in tl.static_range(W):
+                        new = new + (activated(acc[j * W + v], given[v], ACTIVATION),)
+                acc = new
             for j in tl.static_range(R):
                 there = ok & (h0 + j < height)
                 store_row(out + target + j * row_step, step, w0, width, there, acc, j, W, CHANNELS_LAST, S, V, B)
             if tl.max(tl.where(spoiled == 0, 0, 1)) > 0:
                 tl.debug_barrier()  # other threads store the same elements now
                 store_one_by_one(
-                    out + target, src, weight, added, n, c, d, h0, w0, ok, height, width, row_step, step, src_channels,
-                    src_depth, src_height, src_width, src_row_step, DEPTH, HEIGHT, WIDTH, ADJOINT, MULTIPLIER,
-                    CHANNELS_LAST, R, W, V,
+                    out + target, src, weight, added, centre + target, n, c, d, h0, w0, ok, height, width, row_step,
+                    step, src_channels, src_depth, src_height, src_width, src_row_step, DEPTH, HEIGHT, WIDTH, ADJOINT,
+                    MULTIPLIER, CHANNELS_LAST, ACTIVATION, R, W, V,
                 )  # fmt: skip
 
     if SUM:

@@ -40,6 +40,13 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -
     return Gradients(problem, outputs, verify, launch, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
 
 
+def bound_silu(problem: ConvProblem, slope: bool, verify: Callable[..., None]) -> Result:
+    """Return what computes SiLU of ``forward``, or its derivative there times a gradient, which comes as ``centre``."""
+    g = geometry(problem, adjoint=False)
+    launch = partial(launch_of, g, "result", bias_tap=_NO_TAP, activation=1 + slope)
+    return Result(problem, ("forward",), verify, launch, problem.memory_format, "grad_output" if slope else "")
+
+
 #: For each pointer that a kernel takes, the tensor: an operand, an output, the scratch memory, or its part for
 #: ``grad_bias``.
 Places = dict[str, str]
@@ -60,6 +67,7 @@ class Result:
     Args:
         launch: makes the launch for calls without or with a bias.
         layout: of the kernel's source and result.
+        centre: the name of another operand, if the kernel reads one where its results are.
     """
 
     def __init__(
@@ -69,24 +77,31 @@ class Result:
         verify: Callable[..., None],
         launch: Callable[[bool], Launch],
         layout: torch.memory_format,
+        centre: str = "",
     ) -> None:
         self.problem, self.outputs, self.layout = problem, outputs, layout
         self._verify, self._launch = verify, launch
         self._out: Output = outputs[0]
         self._source = "grad_output" if self._out == "grad_input" else "input"
+        self._centre = centre or self._source
         self._launches: dict[bool, tuple[Launch, Places]] = {}
 
     def _launch_for(self, with_bias: bool) -> tuple[Launch, Places]:
         found = self._launches.get(with_bias)
         if found is None:
             source, out, bias = self._source, self._out, "bias" if with_bias else "weight"
-            places: Places = {"src": source, "centre": source, "weight": "weight", "bias": bias, "out": out,
-                              "partials": out, "bias_partials": out}  # fmt: skip
+            places: Places = {"src": source, "centre": self._centre, "weight": "weight", "bias": bias,
+                              "out": out, "partials": out, "bias_partials": out}  # fmt: skip
             found = self._launches[with_bias] = self._launch(with_bias), places
         return found
 
     def __call__(
-        self, source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
+        self,
+        source: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        workspace: Tensor | None = None,
+        centre: Tensor | None = None,
     ) -> Tensor:
         p = self.problem
         shape = p.result_shape(self._out)
@@ -95,10 +110,12 @@ class Result:
         tensors: dict[str, Tensor] = {self._source: source, "weight": weight, self._out: out}
         if bias is not None:
             tensors["bias"] = bias.contiguous()
+        if centre is not None:
+            tensors[self._centre] = centre = centre.contiguous(memory_format=self.layout)
         launch, places = self._launch_for(bias is not None)
         _, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
         if compiled:
-            self._verify(compiled, self.outputs, (source, weight, bias), (out,))
+            self._verify(compiled, self.outputs, (source, weight, bias, centre), (out,))
         return out.contiguous(memory_format=p.memory_format)
 
     def selected(
@@ -219,7 +236,14 @@ class Gradients:
         return None if then is None else Steps([(main, sums.places), (then, sums.added)], sums.scratch, sums.bias_part)
 
 
-def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int], in_parts: bool = True) -> Launch:
+def launch_of(
+    g: Geometry,
+    use: Use,
+    with_bias: bool,
+    bias_tap: tuple[int, int, int],
+    in_parts: bool = True,
+    activation: int = 0,
+) -> Launch:
     """A launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
@@ -234,6 +258,7 @@ def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, 
         "RESULT": use != "sum",
         "SUM": use != "result",
         "HAS_BIAS": with_bias,
+        "ACTIVATION": activation,
         "BIAS_TAP": bias_tap,
         "EXACT": height.result % tile.rows == 0 and width.result % tile.columns == 0,
         **tile.constants(),

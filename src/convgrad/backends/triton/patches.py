@@ -287,3 +287,13 @@ def sum_products(
                                 bias += value
             new = new + (total,)
     return new, bias
+
+
+@triton.jit
+def activated(x, given, ACTIVATION: tl.constexpr):
+    """SiLU of a result (1), or its derivative there times what is given (2)."""
+    s = tl.sigmoid(x)
+    if ACTIVATION == 1:
+        return x * s
+    else:
+        return s * (1 + x * (1 - s)) * given

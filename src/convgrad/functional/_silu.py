@@ -1,0 +1,88 @@
+"""SiLU of a depthwise convolution in one kernel on a GPU, forward and backward, as causal-conv1d fuses them.
+
+What the convolution gives is neither written nor saved: the backward computes it again, and from it the gradient that
+the convolution's own gradients are computed of.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .._compat import profiler_enabled, without_autocast
+from ..backends import TritonBackend, TritonBandedBackend
+from ..engine import Plan, fusion_gains, is_plain, observed, observers, requested, resolve
+from ..problem import ConvProblem
+from ._convolution import conv2d
+from ._gradients import convolution_backward
+
+
+def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int) -> Tensor | None:
+    """Return SiLU of a depthwise convolution of images of one row in one kernel; None where that gains nothing.
+
+    Args:
+        before: zeros before each row.
+
+    Shape:
+        - input: (N, D, 1, L), weight: (D, 1, 1, K), bias: (D,)
+        - result: (N, D, 1, before + L - K + 1)
+    """
+    if not is_plain(input, weight, bias) or (input.is_cpu and requested() is None):
+        return None
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if any(t.is_neg() for t in tensors):
+        return None
+    arguments = ((1, 1), (0, 0, before, 0), (1, 1), False, (0, 0), weight.shape[0])
+    plan = resolve("convolution", arguments, input, weight, bias)
+    if len(plan.steps) != 1 or plan.unsettled:
+        return None
+    backend = plan.steps[0].backend
+    if not isinstance(backend, TritonBackend) or isinstance(backend, TritonBandedBackend):
+        return None
+    fused = _kernel(backend, plan.problem)
+    if requested() is None:  # which is not timed
+        given = [t.detach() for t in tensors] + [None] * (bias is None)
+        calls = (lambda: F.silu(plan.contract(*given)), lambda: fused(*given))  # pyright: ignore[reportArgumentType]
+        if not fusion_gains(plan.problem, input.device, *calls):
+            return None
+    return _Silu.apply(partial(_run, plan, fused), before, input, weight, bias)  # pyright: ignore[reportReturnType]
+
+
+@lru_cache(256)
+def _kernel(backend: TritonBackend, problem: ConvProblem) -> Any:
+    return backend.bind_silu(problem)
+
+
+def _run(plan: Plan, fused: Any, *operands: Tensor | None) -> Tensor:
+    if not (observers or profiler_enabled()):
+        return fused(*operands)
+    step = plan.steps[0]
+    reason = f"{step.reason}, with {'SiLU' if len(operands) == 3 else 'the derivative of SiLU'}"
+    return observed(plan.problem, plan.outputs, step.backend.name, plan.device, reason, partial(fused, *operands))
+
+
+class _Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Any, before: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.run, ctx.before = run, before
+        ctx.save_for_backward(input, weight, bias)
+        return run(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        input, weight, bias = ctx.saved_tensors
+        padding, groups = (0, 0, ctx.before, 0), weight.shape[0]
+        with without_autocast():
+            if torch.is_grad_enabled():  # a derivative of this is wanted
+                result = conv2d(input, weight, bias, 1, padding, 1, groups)
+                s = result.sigmoid()
+                grad = grad_output * s * (1 + result * (1 - s))
+            else:
+                grad = ctx.run(input, weight, bias, grad_output)
+            sizes, mask = None if bias is None else [groups], ctx.needs_input_grad[2:]
+            found = convolution_backward(grad, input, weight, sizes, 1, padding, 1, False, 0, groups, mask)
+        return None, None, *found
