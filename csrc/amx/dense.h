@@ -38,7 +38,8 @@ class AmxDense {
       p.sums ? sum_weight(own, item) : compute(own, item);
     };
     const int64_t items = p.groups * p.parts * p.segments;
-    run_items(threads, p.sums || p.late ? 0 : panels, prepare, items, scratch, run, p.sums ? panels : 0, add_up);
+    const int64_t prepared = p.sums || p.packs_in_items ? 0 : panels;
+    run_items(threads, prepared, prepare, items, scratch, run, p.sums ? panels : 0, add_up);
     return !infinite_;
   }
 
@@ -146,15 +147,15 @@ class AmxDense {
     from += (group * (p.backward ? p.sources : p.results) + (p.backward ? 0 : row)) * p.taps * inputs;
     const int64_t outputs = p.backward ? p.sources : rows, skipped = p.backward ? row : 0;  // the latter of inputs
     int64_t tap = inputs;
-    if (float* const turned = p.turned.in(own)) {  // [output][tap][input], as in channels_last
+    if (float* const transposed = p.transposed.in(own)) {  // [output][tap][input], as in channels_last
       tap = p.backward ? kEdge : inputs;
       const int64_t next = p.backward ? 4 * inputs * p.taps : 0;  // far apart: prefetched
       for (int64_t o = 0; o < outputs; ++o) {
         const float* const at = from + (o * inputs + skipped) * p.taps;
         for (int64_t i = 0; next && i < rows * p.taps; i += 16) __builtin_prefetch(at + next + i);
-        turn(at, p.backward ? rows : inputs, turned + o * p.taps * tap, tap);
+        transpose_rows(at, p.backward ? rows : inputs, transposed + o * p.taps * tap, tap);
       }
-      from = turned;
+      from = transposed;
     } else {
       from += skipped;
     }
@@ -183,7 +184,7 @@ class AmxDense {
     note(largest);
   }
   // The elements of `rows` kernels, to lines of `line` kernels.
-  void turn(const float* from, int64_t rows, float* to, int64_t line) const {
+  void transpose_rows(const float* from, int64_t rows, float* to, int64_t line) const {
     for (int64_t i = 0; i < rows; i += kEdge)
       for (int64_t tap = 0; tap < p.taps; ++tap) {
         const __mmask16 there = first(rows - i);
@@ -228,8 +229,8 @@ class AmxDense {
         each_tap(c, [&](int64_t, int64_t shift) { steps_at[steps++] = (s * 3 * p.packed() + shift) * kStep; });
       for (Range two = panels; two.low < panels.high; two.low = two.high) {
         two.high = least(two.low + 2, panels.high);
-        uint16_t* weight = p.late ? p.weight.in(own) : packed_weight(first_panel + two.low);
-        for (int64_t i = 0; p.late && i < two.size(); ++i)
+        uint16_t* weight = p.packs_in_items ? p.weight.in(own) : packed_weight(first_panel + two.low);
+        for (int64_t i = 0; p.packs_in_items && i < two.size(); ++i)
           pack_weight(own, first_panel + two.low + i, weight + i * p.taps * p.steps * kParts);
         weight += before * p.steps * kParts;
         const Side right = {{weight, weight + p.taps * p.steps * kParts}, kTile};

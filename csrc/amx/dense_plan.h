@@ -56,15 +56,15 @@ struct Reach {
 struct AmxDensePlan : KeptPlan {
   int64_t images, groups, sources, results;  // channels of a group
   bool channels_last, backward, sums;        // grad_input; grad_weight
-  bool late;                                 // each thread packs the weights that it needs, when it does
+  bool packs_in_items;                                 // each thread packs the weights that an item needs, in the item
   Reach reach[3];
   int64_t box[4], boxes[4];  // images and positions of a box; how many boxes
   int64_t taps, slots, steps;
   int64_t parts, segments;  // of the results' channels (grad_weight: of the input's), and of the boxes
   Memory memory;
   Array<float> start, partial;    // of all threads
-  Array<uint16_t> weight;         // of all threads, or if packed late of each
-  Array<float> turned;            // of each, and so are the following
+  Array<uint16_t> weight;         // of all threads, or of each that packs in its items
+  Array<float> transposed;            // of each, and so are the following
   Array<uint16_t> source, outer;
   Array<int64_t> places, targets, starts, steps_at;
 
@@ -88,7 +88,7 @@ struct AmxDensePlan : KeptPlan {
     const int64_t elements = groups * taps * result_panels() * kEdge * most(steps * kStep, source_panels() * kEdge);
     return q.padding_mode == CONVGRAD_ZEROS && elements <= kMostElements && work_bytes() <= kMostBytes;
   }
-  // Of a thread, for a box.
+  // Bytes of a thread's scratch memory for a box.
   int64_t work_bytes() const {
     const int64_t source = sums ? 2 * channels_elements() : packed() * steps * kStep * 3;
     return 2 * (source + (sums ? outer_elements() : 0));
@@ -121,11 +121,11 @@ inline AmxDensePlan make_amx_dense_plan(const convgrad_problem& q) {
   // Where one box holds all positions, the threads share out the channels of the results instead.
   const bool one_class = p.reach[0].classes() * p.reach[1].classes() * p.reach[2].classes() == 1;
   const bool enough = p.groups * p.result_panels() >= 2 * q.threads;
-  p.late = !p.sums && one_class && enough && p.work_bytes() <= kBoxBytes;
+  p.packs_in_items = !p.sums && one_class && enough && p.work_bytes() <= kBoxBytes;
   // Else boxes are halved until they fit into the cache, and until each thread has one.
   auto too_large = [&] {
     for (int d = 0; d < 4; ++d) p.boxes[d] = ceil_div(size[d], p.box[d]);
-    return p.work_bytes() > kBoxBytes || (!p.late && p.groups * p.all_boxes() < q.threads);
+    return p.work_bytes() > kBoxBytes || (!p.packs_in_items && p.groups * p.all_boxes() < q.threads);
   };
   for (int d = 0; d < 4; ++d)
     while (too_large() && p.box[d] > 1) p.box[d] = ceil_div(p.box[d], 2);
@@ -133,7 +133,7 @@ inline AmxDensePlan make_amx_dense_plan(const convgrad_problem& q) {
   while (outermost < 3 && size[outermost] == 1) ++outermost;
   for (int d = 0; d < 4; ++d) {
     p.boxes[d] = ceil_div(size[d], p.box[d]);
-    if (d == outermost && !p.late) p.boxes[d] = least(size[d], round_up(p.boxes[d], q.threads));
+    if (d == outermost && !p.packs_in_items) p.boxes[d] = least(size[d], round_up(p.boxes[d], q.threads));
     p.box[d] = ceil_div(size[d], p.boxes[d]);
   }
 
@@ -149,9 +149,9 @@ inline AmxDensePlan make_amx_dense_plan(const convgrad_problem& q) {
     const int64_t panels = p.groups * p.result_panels();
     p.parts = least(ceil_div(q.threads, p.segments * p.groups), ceil_div(p.result_panels(), 2));
     p.start = p.memory.shared.add<float>(panels * kEdge);
-    const int64_t packed = (p.late ? 2 : panels) * p.taps * p.steps * kParts;
-    p.weight = (p.late ? p.memory.each : p.memory.shared).add<uint16_t>(packed);
-    if (!p.channels_last && p.taps > 1) p.turned = p.memory.each.add<float>(kEdge * p.taps * p.sources);
+    const int64_t packed = (p.packs_in_items ? 2 : panels) * p.taps * p.steps * kParts;
+    p.weight = (p.packs_in_items ? p.memory.each : p.memory.shared).add<uint16_t>(packed);
+    if (!p.channels_last && p.taps > 1) p.transposed = p.memory.each.add<float>(kEdge * p.taps * p.sources);
     p.source = p.memory.each.add<uint16_t>(p.steps * 3 * p.packed() * kStep);
   }
   p.places = p.memory.each.add<int64_t>(p.packed() + 2 * kPositionsAhead);

@@ -86,7 +86,7 @@ struct Side {
 // time.
 //
 // A core that has run no floating-point instruction but those of tiles for some 2000 cycles takes 700 to store a tile,
-// a quarter of a block of 6 steps (Granite Rapids); an addition in each step keeps it awake.
+// a quarter of a block of 6 steps (Granite Rapids); an addition in each step keeps the vector unit powered.
 enum Scattered { kNone, kLeft, kRight };
 template <int R, int C, Scattered kSide>
 void multiply(const Side& left, const Side& right, const int64_t* steps_at, int64_t steps, const TileAt (&from)[2][2],

@@ -83,9 +83,9 @@ struct DepthwiseCorrelate {
     const bool whole_rows = in_place || folds || width == x.size[2];
     const int64_t group = p.direct ? result[1].size() : whole_rows ? most(1, p.result_pixels() / width) : 1;
     const int64_t listed = 2 * band + backward;
-    if (s.listed.band != listed || s.careful) {
+    if (s.listed.band != listed || s.exact) {
       list_columns(s.listed, result[2], source, backward);
-      s.listed.band = s.careful ? -1 : listed, s.listed.row.count = -1;
+      s.listed.band = s.exact ? -1 : listed, s.listed.row.count = -1;
     }
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
@@ -124,7 +124,7 @@ struct DepthwiseCorrelate {
     const int64_t multiplier = slice.backward ? p.multiplier : 1;
     const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
-    Run<T, X, To> run = {};
+    ResultRows<T, X, To> run = {};
     run.prefetcher = &s.prefetcher;
     run.row_step = slice.backward ? 1 : p.axis[1].stride;
     run.new_rows = least(run.row_step, p.axis[1].kernel), run.new_row = slice.source.step[1];
@@ -135,7 +135,7 @@ struct DepthwiseCorrelate {
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Listed& listed = s.listed;
     const TapRange all = list_lines(listed, rows, step, slice.source, slice.backward);
-    if (!s.careful) list_taps(listed, slice, all, multiplier);
+    if (!s.exact) list_taps(listed, slice, all, multiplier);
     auto set = [&](const Lines& l, const Columns& c, int64_t row) {
       run.result = to + (l.first + row) * slice.row + c.first * slice.pixel;
       run.source = slice.from + l.source + row * run.source_row + c.source;
@@ -161,7 +161,7 @@ struct DepthwiseCorrelate {
       for (const Lines* l = listed.lines; l != last_line; ++l)
         for (const Columns* c = listed.columns; c != last_column; ++c) {
           set(*l, *c, 0);
-          if (s.careful) {  // no more regions than these fit the list
+          if (s.exact) {  // no more regions than these fit the list
             run.taps = listed.taps;
             p.list_taps(listed.taps, slice.depth, l->reach, c->reach, slice.source.step, multiplier);
           }
@@ -173,13 +173,13 @@ struct DepthwiseCorrelate {
   // A border of few columns of a tensor is computed along the column: in a row, its sums would wait for each other.
   static bool few(const Columns& c, int64_t rows) { return c.pixels < least(rows, 4); }
   template <class To>
-  void correlate_along_columns(Run<T, X, To> run, int64_t rows, int64_t columns, int64_t live) const {
+  void correlate_along_columns(ResultRows<T, X, To> run, int64_t rows, int64_t columns, int64_t live) const {
     std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
     run.rows = columns, run.along = 1, run.newest = nullptr;
     correlate_lanes<T, N>(run, rows, live);
   }
   template <class To>
-  void correlate_along_rows(Run<T, X, To>& run, int64_t rows, int64_t columns, int64_t live) const {
+  void correlate_along_rows(ResultRows<T, X, To>& run, int64_t rows, int64_t columns, int64_t live) const {
     run.rows = rows;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
     run.newest = run.source + (rows - 1) * run.source_row + newest;

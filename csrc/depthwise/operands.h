@@ -69,7 +69,7 @@ struct DepthwiseScratch {
   Prefetcher prefetcher;
   int64_t tile;  // that the packed operands belong to
   // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
-  bool careful;
+  bool exact;
 };
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -81,14 +81,14 @@ struct DepthwiseOperands {
   // The tensor itself (X is then the storage type), or a packed tile of it (X is the arithmetic type).
   template <class X>
   Source<X> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3], bool again, bool careful) const {
+                   const Range r[3], bool again, bool exact) const {
     const S* from = static_cast<const S*>(tensor);
     if constexpr (std::is_same<S, T>::value)
-      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again, careful);
+      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again, exact);
     else if constexpr (std::is_same<X, S>::value)
       return in_tensor(from, x, b);
     else
-      return packed(from, x, b, scratch, extent, r, again, careful);
+      return packed(from, x, b, scratch, extent, r, again, exact);
   }
 
   static Source<S> in_tensor(const S* tensor, const Tensor& x, const Block& b) {
@@ -102,7 +102,7 @@ struct DepthwiseOperands {
 
   // `again`: the scratch memory holds the same tile of another image or block, and so its borders.
   Source<T> packed(const S* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3], bool again, bool careful) const {
+                   const Range r[3], bool again, bool exact) const {
     Source<T> s;
     // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
@@ -122,7 +122,7 @@ struct DepthwiseOperands {
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
-      if ((careful || (skip && d < 2)) && !x.padding_mode)  // with a mode, nothing outside the tensor is a zero
+      if ((exact || (skip && d < 2)) && !x.padding_mode)  // with a mode, nothing outside the tensor is a zero
         s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;
@@ -133,7 +133,7 @@ struct DepthwiseOperands {
     const int64_t kept = b.channel / p.lanes % p.kept_blocks;
     s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
     PackedWeight& packed = s.packed[kept];
-    if (packed.channel == b.channel) return void(s.careful |= packed.infinite);
+    if (packed.channel == b.channel) return void(s.exact |= packed.infinite);
     const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
     const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
     const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
@@ -158,7 +158,7 @@ struct DepthwiseOperands {
       }
     }
     packed = {b.channel, !p.direct && !all_finite<T, N>(s.weight, p.weight_size())};
-    s.careful |= packed.infinite;
+    s.exact |= packed.infinite;
   }
 };
 

@@ -57,23 +57,23 @@ struct Depthwise {
 
   // X: of the operands, T where they are packed and S where they are read in the tensors.
   template <class X>
-  void run_unit(Scratch& s, const Unit& unit, bool careful) const {
+  void run_unit(Scratch& s, const Unit& unit, bool exact) const {
     const DepthwiseCorrelate<S, T, X, N> correlate = {p};
     const DepthwiseAccumulate<T, X, N> accumulate = {p};
     const Block b = block_of(unit);
     const TileRanges r = p.ranges_of(unit.tile);
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
     const bool again = s.tile == unit.tile;
-    s.tile = unit.tile, s.careful = careful;
+    s.tile = unit.tile, s.exact = exact;
     if (p.needs_weight()) operands.pack_weight(s, b);
     Source<X> x = {}, g = {};
     if (p.needs_input())
       x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again,
-                                      s.careful);
+                                      s.exact);
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
-                                        p.output_extent, r.grad_output, again, s.careful);
+                                        p.output_extent, r.grad_output, again, s.exact);
     prefetch_next(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, r.summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
@@ -111,7 +111,7 @@ struct Depthwise {
     run_item_from<T>(s, item, partial);
   }
   template <class X>
-  void run_item_from(Scratch& s, int64_t item, T* partial, bool careful = false) const {
+  void run_item_from(Scratch& s, int64_t item, T* partial, bool exact = false) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t block = p.channels_inner ? 0 : item / p.segments;
     const int64_t segment = p.channels_inner ? item : item % p.segments;
@@ -123,9 +123,9 @@ struct Depthwise {
     if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
     for (int64_t i = first; i < last; ++i, unit = after(unit)) {
       s.sums = of_item + (unit.block - block) * p.sums_size();
-      run_unit<X>(s, unit, careful);
+      run_unit<X>(s, unit, exact);
     }
-    if (sums && !p.direct && !careful && !all_finite<T, N>(of_item, p.item_sums()))
+    if (sums && !p.direct && !exact && !all_finite<T, N>(of_item, p.item_sums()))
       run_item_from<X>(s, item, partial, true);
   }
 

@@ -9,7 +9,7 @@
 // computes everything else: larger kernels, whose arithmetic takes longer than their memory, strides, channels_last,
 // and narrow or low images, where lanes would be idle and calls short.
 //
-// Of the memory, each slice reads one slice of the input and of grad_output that no slice before has read. Long rows
+// Each slice reads from memory one slice of the input and of grad_output that no earlier slice has read. Long rows
 // the processor fetches ahead by itself; of shorter ones, several of which are computed together, it makes no pattern:
 // they are prefetched, as far ahead as the rows that are computed together reach.
 #pragma once
@@ -89,14 +89,14 @@ struct Planar {
 
   // The loops for blocks of a size; null for blocks that don't fit the registers.
   struct Loops {
-    void (*correlate)(const Strip<S, T>&);
-    void (*accumulate)(T*, const Pairs<S, T>&);
+    void (*correlate)(const PlanarResults<S, T>&);
+    void (*accumulate)(T*, const PlanarProducts<S, T>&);
   };
   static const Loops& loops(int64_t rows, int64_t columns) {
     static constexpr auto all = make_all<kBlockRows * kBlockColumns>([](auto i) -> Loops {
       constexpr int G = i / kBlockColumns + 1, C = i % kBlockColumns + 1;
       if constexpr (G > 1 && C == kBlockColumns) return {nullptr, nullptr};
-      else return {correlate_strip<T, N, S, G, C>, accumulate_strip<T, N, S, G, C>};
+      else return {correlate_planar<T, N, S, G, C>, accumulate_planar<T, N, S, G, C>};
     });
     return all[(rows - 1) * kBlockColumns + columns - 1];
   }
@@ -123,28 +123,28 @@ struct Planar {
                  T start) const {
     const Region depth = region_at(pass.reach(0), d, 1, 0, pass.source[0], 1);
     const int64_t kernel = pass.kernel[2], width = pass.source[2], down = pass.step[1] < 0 ? -1 : 1;
-    Strip<S, T> strip = {};
+    PlanarResults<S, T> results = {};
     const Range of = pass.elements_read({d, d + 1}, rows);
-    strip.source = readable(s, source, size, {plane + of.low, plane + of.high + (multiplier - 1) * p.output});
-    strip.columns = columns, strip.weights = weights, strip.start = start;
-    strip.result_row = pass.result[2], strip.source_row = width, strip.column = pass.step[2];
-    strip.weight_row = down * kernel * N, strip.blocks = s.blocks, strip.ahead = p.ahead * width;
+    results.source = readable(s, source, size, {plane + of.low, plane + of.high + (multiplier - 1) * p.output});
+    results.columns = columns, results.weights = weights, results.start = start;
+    results.result_row = pass.result[2], results.source_row = width, results.column = pass.step[2];
+    results.weight_row = down * kernel * N, results.blocks = s.blocks, results.ahead = p.ahead * width;
     const int64_t newest = d + pass.shift[0] + most(0, (pass.kernel[0] - 1) * pass.step[0]);
-    for (; rows.low < rows.high; rows.low += strip.rows) {
+    for (; rows.low < rows.high; rows.low += results.rows) {
       const Rows r = rows_from(pass, rows.low, rows.high);
-      strip.rows = r.positions, strip.count = 0;
-      strip.result = result + (d * pass.result[1] + rows.low) * pass.result[2];
-      strip.newest = source + plane + (newest * pass.source[1] + rows.low) * width;
-      strip.first = plane + (d * pass.source[1] + r.row) * width + pass.shift[2];
+      results.rows = r.positions, results.count = 0;
+      results.result = result + (d * pass.result[1] + rows.low) * pass.result[2];
+      results.newest = source + plane + (newest * pass.source[1] + rows.low) * width;
+      results.first = plane + (d * pass.source[1] + r.row) * width + pass.shift[2];
       for (int64_t m = 0; m < multiplier; ++m)
         for (int64_t i = 0; i < depth.reach.count; ++i)
           for (int64_t k = 0; k < r.count; k += r.together) {
             const int64_t slice = depth.reach.offset + i * depth.reach.offset_step;
             const int64_t kd = m * pass.kernel[0] + depth.reach.first + i;
             const int64_t at = m * p.output + (slice * pass.source[1] + down * k * pass.step[1]) * width;
-            s.blocks[strip.count++] = {at, (kd * pass.kernel[1] + r.first + down * k) * kernel * N};
+            s.blocks[results.count++] = {at, (kd * pass.kernel[1] + r.first + down * k) * kernel * N};
           }
-      loops(r.together, kernel).correlate(strip);
+      loops(r.together, kernel).correlate(results);
     }
   }
 
@@ -156,31 +156,32 @@ struct Planar {
     const PlanarPass& f = p.forward;
     const int64_t kernel = f.kernel[2], width = f.source[2];
     const Region depth = region_at(f.reach(0), d, 1, 0, f.source[0], 1);
-    Pairs<S, T> pairs = {};
+    PlanarProducts<S, T> products = {};
     const Range of = f.elements_read({d, d + 1}, rows);
-    pairs.input = readable(s, input, p.units() * p.input, {input_plane + of.low, input_plane + of.high});
-    pairs.columns = shared.sums, pairs.grad = grad;
-    pairs.grad_row = f.result[2], pairs.input_row = width, pairs.column = f.step[2], pairs.weight_row = kernel * N;
+    products.input = readable(s, input, p.units() * p.input, {input_plane + of.low, input_plane + of.high});
+    products.columns = shared.sums, products.grad = grad;
+    products.grad_row = f.result[2], products.input_row = width, products.column = f.step[2];
+    products.weight_row = kernel * N;
     const int64_t newest = d + f.shift[0] + most(0, (f.kernel[0] - 1) * f.step[0]);
     for (int64_t i = 0; i < depth.reach.count; ++i) {
       const int64_t slice = input_plane + (d + depth.reach.offset + i * depth.reach.offset_step) * f.source[1] * width;
-      for (int64_t h = rows.low; h < rows.high; h += pairs.rows) {
+      for (int64_t h = rows.low; h < rows.high; h += products.rows) {
         const Rows r = rows_from(f, h, rows.high);
         // Each slice of the kernel prefetches other memory: the first one for what the last one reads, the second one
         // for the next group.
         const bool only = f.kernel[0] == 1;
-        pairs.input_ahead = pairs.grad_ahead = nullptr;
+        products.input_ahead = products.grad_ahead = nullptr;
         if (p.ahead && i == 0)
-          pairs.input_ahead = input + input_plane + (newest * f.source[1] + h + (only ? p.ahead : 0)) * width;
+          products.input_ahead = input + input_plane + (newest * f.source[1] + h + (only ? p.ahead : 0)) * width;
         if (p.ahead && (only || i == 1))
-          pairs.grad_ahead =
+          products.grad_ahead =
               grad + grad_plane + (d * f.result[1] + h + (only ? p.ahead : rows.size())) * f.result[2];
-        pairs.rows = r.positions, pairs.grad_at = grad_plane + (d * f.result[1] + h) * f.result[2];
+        products.rows = r.positions, products.grad_at = grad_plane + (d * f.result[1] + h) * f.result[2];
         const int64_t first = slice + r.row * width + f.shift[2];
         for (int64_t k = 0; k < r.count; k += r.together) {
-          pairs.input_at = first + k * f.step[1] * width;
+          products.input_at = first + k * f.step[1] * width;
           T* const to = sums + ((depth.reach.first + i) * f.kernel[1] + r.first + k) * kernel * N;
-          loops(r.together, kernel).accumulate(to, pairs);
+          loops(r.together, kernel).accumulate(to, products);
         }
       }
     }

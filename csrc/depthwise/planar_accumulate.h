@@ -12,7 +12,7 @@ namespace {
 
 // Rows of grad_output, and of the input that a block's first element reads with them.
 template <class S, class T>
-struct Pairs {
+struct PlanarProducts {
   RowVectors<T> columns;
   const S *grad, *input;
   int64_t rows, grad_at, grad_row, input_at, input_row, column;
@@ -23,7 +23,7 @@ struct Pairs {
 // sum[c][g] += grad[r] * input[r + g, c] for R rows.
 template <class T, int N, int R, int G, int C, class S>
 struct AccumulateRows {
-  const Pairs<S, T>& p;
+  const PlanarProducts<S, T>& p;
   Vec<T, N> (&sum)[C][G];
 
   template <bool Masked>
@@ -50,7 +50,7 @@ struct AccumulateRows {
     }
   }
 
-  // As many times R rows as there are.
+  // Rows in blocks of R, as long as a block is left.
   void all(int64_t& grad, int64_t& input, int64_t& left) const {
     for (; left >= R; left -= R, grad += R * p.grad_row, input += R * p.input_row) {
       const S* const input_ahead = p.input_ahead ? p.input_ahead + (input - p.input_at) : nullptr;
@@ -72,7 +72,7 @@ struct AccumulateRows {
 
 // sums += what the rows give to a block's elements, lane by lane.
 template <class T, int N, class S, int G, int C>
-void accumulate_strip(T* sums, const Pairs<S, T>& p) {
+void accumulate_planar(T* sums, const PlanarProducts<S, T>& p) {
   Vec<T, N> sum[C][G] = {};
   int64_t grad = p.grad_at, input = p.input_at, left = p.rows;
   AccumulateRows<T, N, 4, G, C, S>{p, sum}.all(grad, input, left);

@@ -13,7 +13,7 @@ namespace {
 
 // Rows of results and what they are computed from.
 template <class S, class T>
-struct Strip {
+struct PlanarResults {
   RowVectors<T> columns;
   const S* source;
   S* result;
@@ -35,7 +35,7 @@ template <class T, int N, int R, int G, int C, bool Kept, class S>
 struct CorrelateRows {
   static constexpr int U = Kept ? 1 : kMostRows / R < C ? kMostRows / R : C;
   using Weights = Vec<T, N>[C][G];
-  const Strip<S, T>& s;
+  const PlanarResults<S, T>& s;
 
   template <bool Masked>
   void vector(const Weights& kept, S* to, int64_t first, const LaneInteger<T>* masks) const {
@@ -77,7 +77,7 @@ struct CorrelateRows {
     }
   }
 
-  // As many times R rows as there are.
+  // Rows in blocks of R, as long as a block is left.
   void all(S*& to, int64_t& first, int64_t& left) const {
     if (left < R) return;
     Weights kept = {};
@@ -106,7 +106,7 @@ struct CorrelateRows {
 };
 
 template <class T, int N, class S, int G, int C>
-void correlate_strip(const Strip<S, T>& s) {
+void correlate_planar(const PlanarResults<S, T>& s) {
   S* to = s.result;
   int64_t first = s.first, left = s.rows;
   CorrelateRows<T, N, kMostRows, G, C, false, S>{s}.all(to, first, left);

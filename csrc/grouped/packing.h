@@ -93,7 +93,7 @@ struct Planes {
       store<T, N>(even + i, first), store<T, N>(odd + i, second);
     }
   }
-  // Back.
+  // The inverse of `split_two`.
   template <class To>
   static void join_two(To* to, const T* even, const T* odd, int64_t count) {
     constexpr auto lanes = std::make_integer_sequence<int, N>();

@@ -113,16 +113,16 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
 
   // How many sources' weights an item packs at once. Backward, where those of one lie side by side and the next one's
   // in another page, few sources of many vectors; the sums go on in the results, if they are of that type.
-  static int64_t late_sources(const PointwisePlan& p) {
+  static int64_t item_weight_sources(const PointwisePlan& p) {
     constexpr int64_t kFew = kTestsTiles ? 3 : 256;
     return p.backward && std::is_same<S, T>::value ? least(p.sources, kFew) : p.sources;
   }
   static int64_t together(const PointwisePlan& p, int64_t sources) { return least(p.panels, cached(sources * N)); }
 
   // Meanwhile the next vectors' weights are prefetched, and then the next pixels.
-  void multiply_pixels(T* late, const Pixels& source, Range pixels, int64_t group, Range panels) const {
+  void multiply_pixels(T* item_weight, const Pixels& source, Range pixels, int64_t group, Range panels) const {
     PointwiseSums<S, T, true> run = {};
-    const int64_t all = p.groups * p.results, terms = late ? late_sources(p) : p.sources;
+    const int64_t all = p.groups * p.results, terms = item_weight ? item_weight_sources(p) : p.sources;
     run.step = {source.step, 1, N}, run.row = all;
     S* const to = this->results_tensor() + pixels.low * all + group * p.results;
     const int64_t at_once = together(p, terms);  // vectors' weights, which all pixels use
@@ -135,10 +135,10 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
       run.lanes = p.panel(panels.high - 1).high - vectors.low * N;
       const Range after = {v, least(v + at_once, panels.high)};
       Later next = Later::of(run.source, {vectors.size() * run.pitch, (after.high - vectors.low) * run.pitch});
-      if (late) {
-        T* const starts = late + at_once * terms * N;
-        pack_panels(late, starts, group, vectors, sources);
-        run.source = late, run.start = run.add ? nullptr : starts;
+      if (item_weight) {
+        T* const starts = item_weight + at_once * terms * N;
+        pack_panels(item_weight, starts, group, vectors, sources);
+        run.source = item_weight, run.start = run.add ? nullptr : starts;
         const S* const from = static_cast<const S*>(t.weight) + group * p.sources * p.results;
         const Range r = {after.low * N, least(after.high * N, p.results)};
         next = p.backward ? Later::of(from + k * p.results, r, p.results)
@@ -179,8 +179,8 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
         run.weight = grad.at + i, run.step.term = grad.step, run.to = to + i * run.row + v * N;
         if (now > 2 * kPointwiseColumns && live == kPointwiseRows) {
           for (int64_t k = 0; k < pixels; ++k)
-            memcpy(s.turned + k * kPointwiseRows, run.weight + k * grad.step, sizeof(T) * kPointwiseRows);
-          run.weight = s.turned, run.step.term = kPointwiseRows;
+            memcpy(s.transposed + k * kPointwiseRows, run.weight + k * grad.step, sizeof(T) * kPointwiseRows);
+          run.weight = s.transposed, run.step.term = kPointwiseRows;
         }
         AheadInTensor ahead = next.is_left() ? next.part(now, pixels) : AheadInTensor::of(grad.at + i + N, grad.step);
         run.ahead = &ahead;
@@ -217,7 +217,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
         const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
         const Pixels source = pixels_of(s.source, source_at + now.low * sources + group * p.sources, sources,
                                         p.sources, now.size(), p.backward || !(sums_weight && last));
-        if (p.needs_weight()) multiply_pixels(s.late, source, now, group, panels);
+        if (p.needs_weight()) multiply_pixels(s.item_weight, source, now, group, panels);
         if (!sums_weight) continue;
         const Pixels other = pixels_of(s.other, other_at + now.low * others + group * p.results + results.low, others,
                                        results.size(), now.size(), !p.backward || !last);
@@ -237,11 +237,13 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     Plan p = Base::make_shared_plan(q);
     auto add = [&](int64_t channels) { return p.memory.each.template add<T>(p.block * N * padded(channels)); };
     p.source = add(p.sources);
-    if (p.needs_weight() && p.packs_late())
-      p.late = p.memory.each.template add<T>(together(p, late_sources(p)) * (late_sources(p) + 1) * N);
+    if (p.needs_weight() && p.packs_in_items()) {
+      const int64_t sources = item_weight_sources(p);
+      p.item_weight = p.memory.each.template add<T>(together(p, sources) * (sources + 1) * N);
+    }
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
     p.other = add(p.item_results());
-    p.turned = p.memory.each.template add<T>(p.block * N * kPointwiseRows);
+    p.transposed = p.memory.each.template add<T>(p.block * N * kPointwiseRows);
     const int64_t rows = p.backward ? p.sources : p.item_results(), lanes = p.backward ? p.item_results() : p.sources;
     if (packs_input(rows, lanes)) {
       const int64_t pitch = pitch_of(p.block * N);

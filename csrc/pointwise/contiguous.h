@@ -110,7 +110,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
 
   // The same as [vector of channels][pixel][channel]. The memory of a few columns further on is prefetched: at the end
   // of a block that of the next channels, or of the next block, which begins where this one ends.
-  void turn(T* to, const Operand& from, const Block& block) const {
+  void pack_transposed(T* to, const Operand& from, const Block& block) const {
     constexpr int64_t kAhead = 4 * kLine;
     const int64_t pixels = p.pixels, image = from.all * pixels;
     auto place = [&](int64_t c, const Column& at) { return from.tensor + c * pixels + at.image * image + at.pixel; };
@@ -158,17 +158,17 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     ahead.spread_over(tiles * p.sources), run.ahead = &ahead;
     run.pitch = pitch(p.sources), run.terms = run.together = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
-    const int64_t together = s.late ? vectors : cached(run.pitch);  // which all panels use
+    const int64_t together = s.item_weight ? vectors : cached(run.pitch);  // which all panels use
     for (int64_t v = 0; v < vectors; v += together) {
       run.source = s.source + v * run.pitch, run.columns = block.columns + v;
       for (int64_t i = panels.low; i < panels.high; ++i) {
         const Range r = p.panel(i);
         const int64_t row = group * p.results + r.low;
         run.weight = weight + row * p.sources, run.start = start + row;
-        if (s.late) {
-          T* const starts = s.late + kPointwiseRows * p.sources;
-          pack_panel(s.late, starts, group, i);
-          run.weight = s.late, run.start = starts;
+        if (s.item_weight) {
+          T* const starts = s.item_weight + kPointwiseRows * p.sources;
+          pack_panel(s.item_weight, starts, group, i);
+          run.weight = s.item_weight, run.start = starts;
         }
         run.result = this->results_tensor() + row * p.pixels;
         multiply_rows<N>(run, r.size(), least(together, vectors - v));
@@ -181,7 +181,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     PointwiseSums<S, T, false> run = {};
     const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;
     run.weight = p.backward ? s.source : s.other, run.together = N, run.gap = pitch(rows) - N;
-    run.source = s.turned, run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
+    run.source = s.transposed, run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
     run.row = p.inputs(), run.lanes = lanes, run.add = add;
     run.to = to + (p.backward ? results.low : results.low * p.sources);
     const int64_t panels = ceil_div(rows, kPointwiseRows), vectors = ceil_div(lanes, N);
@@ -202,10 +202,10 @@ class ContiguousPointwise : Pointwise<S, T, N> {
       to[c] = sum_of_lanes<T, N>(sum) + (add ? to[c] : T(0));
     }
   }
-  void sum_input(T* to, const T* turned, Range channels, const Block& block, bool add) const {
-    for (int64_t c = channels.low; c < channels.high; c += N, turned += pitch(block.vectors * N)) {
+  void sum_input(T* to, const T* transposed, Range channels, const Block& block, bool add) const {
+    for (int64_t c = channels.low; c < channels.high; c += N, transposed += pitch(block.vectors * N)) {
       const Vec<T, N> before = add ? load_first<T, N>(to + c, channels.high - c) : Vec<T, N>{};
-      store_first<T, N>(to + c, before + sum_vectors<T, N>(turned, N, block.pixels()), channels.high - c);
+      store_first<T, N>(to + c, before + sum_vectors<T, N>(transposed, N, block.pixels()), channels.high - c);
     }
   }
 
@@ -247,11 +247,11 @@ class ContiguousPointwise : Pointwise<S, T, N> {
         const Sums sums = this->sums_of(p.segment_of(item));
         const Operand &grad = p.backward ? source : other, &input = p.backward ? other : source;
         if (!p.backward) pack(s.other, other, now);
-        turn(s.turned, input, now);
+        pack_transposed(s.transposed, input, now);
         sum_block(s, sums.weight + group * p.sources * p.results, results, now, add, ahead);
         if (p.sums_grad && (chunk == 0 || !p.backward))
           sum_grad(sums.bias, p.backward ? s.source : s.other, grad.channels, now, add);
-        if (p.sums_input && (chunk == 0 || p.backward)) sum_input(sums.bias, s.turned, input.channels, now, add);
+        if (p.sums_input && (chunk == 0 || p.backward)) sum_input(sums.bias, s.transposed, input.channels, now, add);
       }
       if (last) return;
       std::swap(now, next);
@@ -266,10 +266,10 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     Layout& each = p.memory.each;
     p.source = each.template add<T>(p.block * pitch(p.sources));
     p.columns = each.template add<Column>(2 * p.block);
-    if (p.needs_weight() && p.packs_late()) p.late = each.template add<T>(kPointwiseRows * (p.sources + 1));
+    if (p.needs_weight() && p.packs_in_items()) p.item_weight = each.template add<T>(kPointwiseRows * (p.sources + 1));
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
     if (!p.backward) p.other = each.template add<T>(p.block * pitch(p.item_results()));
-    p.turned = each.template add<T>(ceil_div(p.backward ? p.item_results() : p.sources, N) * pitch(p.block * N));
+    p.transposed = each.template add<T>(ceil_div(p.backward ? p.item_results() : p.sources, N) * pitch(p.block * N));
     return p;
   }
   static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {

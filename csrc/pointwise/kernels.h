@@ -65,9 +65,9 @@ struct PointwiseSteps {
   int64_t row, term, source;
 };
 
-template <int N, int R, int P, class Run>
-void multiply(const Run& run) {
-  using T = typename Run::Arithmetic;
+template <int N, int R, int P, class Products>
+void multiply(const Products& run) {
+  using T = typename Products::Arithmetic;
   Vec<T, N> sum[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -87,13 +87,13 @@ void multiply(const Run& run) {
       const T* third[] = {weight, weight, weight};
 #pragma GCC unroll 2
       for (int i = 1; i < 3; ++i)
-        if (Run::kInTensor && R > 3 * i) third[i] = opaque(third[i - 1] + 3 * row_step);
+        if (Products::kInTensor && R > 3 * i) third[i] = opaque(third[i - 1] + 3 * row_step);
       Vec<T, N> x[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) x[p] = load<T, N>(source + p * pitch);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const T w = Run::kInTensor ? third[r / 3][r % 3 * row_step] : weight[r * row_step];
+        const T w = Products::kInTensor ? third[r / 3][r % 3 * row_step] : weight[r * row_step];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
       }
@@ -101,7 +101,7 @@ void multiply(const Run& run) {
     }
     weight += run.gap;
   }
-  if constexpr (Run::kInTensor) {
+  if constexpr (Products::kInTensor) {
     run.ahead->at += run.ahead->further;
   } else {
     *run.ahead = ahead;
@@ -109,9 +109,9 @@ void multiply(const Run& run) {
   run.template store<N>(sum);
 }
 
-template <int N, int R, class Run>
-void multiply_vectors(Run run, int64_t vectors) {
-  static constexpr auto kernels = make_all<kPointwiseColumns>([](auto p) { return multiply<N, R, p + 1, Run>; });
+template <int N, int R, class Products>
+void multiply_vectors(Products run, int64_t vectors) {
+  static constexpr auto kernels = make_all<kPointwiseColumns>([](auto p) { return multiply<N, R, p + 1, Products>; });
   // Nearly equal pieces, without a division, which takes as long as a tenth of a piece.
   const int64_t pieces = ceil_div(vectors, kPointwiseColumns), shorter = pieces * kPointwiseColumns - vectors;
   for (int64_t i = 0; i < pieces; ++i) {
@@ -122,9 +122,9 @@ void multiply_vectors(Run run, int64_t vectors) {
   }
 }
 // Some rows, at most kPointwiseRows, and any number of vectors.
-template <int N, class Run>
-void multiply_rows(const Run& run, int64_t rows, int64_t vectors) {
-  static constexpr auto kernels = make_all<kPointwiseRows>([](auto r) { return multiply_vectors<N, r + 1, Run>; });
+template <int N, class Products>
+void multiply_rows(const Products& run, int64_t rows, int64_t vectors) {
+  static constexpr auto kernels = make_all<kPointwiseRows>([](auto r) { return multiply_vectors<N, r + 1, Products>; });
   kernels[rows - 1](run, vectors);
 }
 

@@ -57,10 +57,10 @@ struct PointwisePlan : Request {
   int64_t items() const { return groups / together * chunks * segments; }
   // Weights that few pixels use are packed by the item that needs them, some at a time, which then stay in the cache.
   // Backward in contiguous layout, a panel's lie each in another page.
-  bool packs_late() const {
+  bool packs_in_items() const {
     return segments == 1 && (channels_last ? vectors <= 2 * block : vectors <= block && !backward);
   }
-  bool packs_early() const { return needs_weight() && !packs_late(); }
+  bool packs_before_items() const { return needs_weight() && !packs_in_items(); }
   int64_t group_of(int64_t item) const { return item / chunks % groups; }
   int64_t segment_of(int64_t item) const { return item / chunks / (groups / together); }
   Range columns_of(int64_t item) const {  // none of an item that there is not
@@ -107,7 +107,7 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     if (p.channels_last) {
       p.block = most(p.block, shortest);
     } else if (!p.backward && p.vectors * vector <= p.results && p.vectors * p.sources * line <= kFewPixelsBytes) {
-      p.block = fewest = p.vectors;  // less than the weights: every thread packs all of it, and late its own weights
+      p.block = fewest = p.vectors;  // less than the weights: every thread packs all of it, and its own weights
     }
   }
   if (p.threads == 1) {
@@ -116,7 +116,7 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.segments = most(1, least(ceil_div(4 * p.threads * p.together, p.groups), p.vectors / fewest));
     if (p.wants(CONVGRAD_GRAD_WEIGHT)) p.segments = least(p.segments, most_sums(p.sums() * element_bytes));
     if (p.segments > p.threads) p.segments -= p.segments % p.threads;
-    // As few as there are threads where every chunk packs what it reads: only results in channels_last do not.
+    // One chunk a thread if chunks pack what they read. Results in channels_last read it in the tensor.
     const int64_t items = (p.channels_last && !p.wants(CONVGRAD_GRAD_WEIGHT) ? 2 : 1) * p.threads;
     p.chunks = least(p.together * p.panels, ceil_div(items * p.together, p.segments * p.groups));
   }

@@ -20,7 +20,7 @@ class Pointwise {
  public:
   struct Plan : PointwisePlan {
     Memory memory;
-    Array<T> source, other, turned, packed, late;  // of each thread
+    Array<T> source, other, transposed, packed, item_weight;  // of each thread
     Array<Column> columns;
     Array<T> weight, start, partial;
 
@@ -30,7 +30,7 @@ class Pointwise {
 
  protected:
   struct Scratch {
-    T *source, *other, *turned, *packed, *late;
+    T *source, *other, *transposed, *packed, *item_weight;
     Column* columns;
   };
   struct Sums {
@@ -69,7 +69,7 @@ class Pointwise {
     Plan p = {};
     static_cast<PointwisePlan&>(p) = make_pointwise_plan(q, N, sizeof(T));
     Layout& shared = p.memory.shared;
-    if (p.packs_early()) {
+    if (p.packs_before_items()) {
       const int64_t results = p.channels_last ? p.panels * N : p.results;
       p.weight = shared.template add<T>(p.groups * p.sources * results);
       p.start = shared.template add<T>(p.groups * results);
@@ -90,15 +90,15 @@ class Pointwise {
     };
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.source.in(at), p.other.in(at), p.turned.in(at),
-                     p.packed.in(at), p.late.in(at),  p.columns.in(at)};
+      return Scratch{p.source.in(at), p.other.in(at), p.transposed.in(at),
+                     p.packed.in(at), p.item_weight.in(at),  p.columns.in(at)};
     };
     auto reduce = [&](Range elements) {
       reduce_partials<T, N>(static_cast<S*>(call.t.grad_weight), p.weights(), static_cast<S*>(call.t.grad_bias),
                             call.partial, p.sums(), p.segments, elements);
     };
     run_items(
-        threads, p.packs_early() ? p.groups * p.panels : 0, pack, p.items(), scratch,
+        threads, p.packs_before_items() ? p.groups * p.panels : 0, pack, p.items(), scratch,
         [&](Scratch& s, int64_t item) { call.run_item(s, item); }, p.partial.bytes ? p.sums() : 0, reduce);
   }
 };

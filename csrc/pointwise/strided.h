@@ -87,7 +87,7 @@ class StridedPointwise {
     });
   }
 
-  // Elsewhere there is nothing but the bias. Of as many rows at a time as one takes part.
+  // All other positions have the bias only. Rows are computed in blocks of which one takes part.
   static void spread(const Plan& p, const convgrad_tensors& t, const S* taken, int threads) {
     S* const grad_input = static_cast<S*>(t.grad_input);
     const S* const bias = static_cast<const S*>(t.bias);

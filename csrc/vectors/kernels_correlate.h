@@ -8,7 +8,7 @@ namespace {
 
 // Rows of result pixels that the same kernel elements reach. T: arithmetic, X: of the source, S: of the result.
 template <class T, class X, class S>
-struct Run {
+struct ResultRows {
   S* result;
   int64_t result_step, result_row;  // from pixel to pixel, from row to row
   const X* source;
@@ -61,7 +61,7 @@ inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* wei
 // result[p] = start + sum over taps of source[p * source_step + tap] * weight[tap], for P pixels of one vector in each
 // row. G: so many taps are taken at once.
 template <class T, int N, class X, class S, int P, int G>
-void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
+void correlate(const ResultRows<T, X, S>& run, int64_t lane, int64_t live) {
   const int64_t step = run.source_step;
   const Vec<T, N> start = load<T, N>(run.start + lane);
   const X* source = run.source + lane * run.source_lane;
@@ -93,9 +93,9 @@ void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
   }
 }
 
-// The kernel for a run of so many pixels, at most kMostSums.
+// The kernel for `pixels` results in a row, at most kMostSums.
 template <class T, int N, class X, class S>
-auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels) {
+auto correlate_kernel(const ResultRows<T, X, S>& run, int64_t pixels) {
   static constexpr auto single = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 1>; });
   static constexpr auto three = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 3>; });
   return (run.along < 3 ? single : three)[pixels - 1];
@@ -103,7 +103,7 @@ auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels) {
 
 // All lanes of a run in a tensor. The last vector begins early enough to be full.
 template <class T, int N, class X, class S>
-void correlate_lanes(const Run<T, X, S>& run, int64_t pixels, int64_t live) {
+void correlate_lanes(const ResultRows<T, X, S>& run, int64_t pixels, int64_t live) {
   const auto kernel = correlate_kernel<T, N>(run, pixels);
   for (int64_t lane = 0; lane < live; lane += N) {
     if (run.newest) run.prefetch_ahead(pixels, lane, N);

@@ -18,9 +18,9 @@ namespace {
 
 // First `prepare(range, scratch of the thread)` for shares of [0, prepared); then every item on whichever thread is
 // free, `run(scratch, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
-template <class Prepare, class Scratch, class Run, class AddUp>
+template <class Prepare, class Scratch, class RunItem, class AddUp>
 void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_t items, const Scratch& scratch,
-               const Run& run, int64_t sums, const AddUp& add_up) {
+               const RunItem& run, int64_t sums, const AddUp& add_up) {
   std::atomic<int64_t> next{0};
   auto work = [&](int64_t thread, int64_t count) {  // the runtime may give fewer threads than requested, never more
     auto wait_for_all = [&] { count > 1 ? GOMP_barrier() : void(); };
@@ -37,8 +37,8 @@ void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_
 constexpr auto nothing = [](auto&&...) {};
 
 // The items alone.
-template <class Run>
-void run_items(int64_t threads, int64_t items, const Run& run) {
+template <class RunItem>
+void run_items(int64_t threads, int64_t items, const RunItem& run) {
   run_items(threads, 0, nothing, items, [](int64_t) { return 0; }, [&](int, int64_t item) { run(item); }, 0, nothing);
 }
 

@@ -85,7 +85,7 @@ class Winograd {
     int64_t units, blocks, parts, segments;    // parts of the results' channels; segments of the blocks
     Memory memory;
     Array<T> weight, sum;                     // of all threads
-    Array<T> values, outer, product, turned;  // of each
+    Array<T> values, outer, product, transposed;  // of each
     Array<T> slab;
 
     int64_t source_vectors() const { return ceil_div(sources, N); }
@@ -150,8 +150,8 @@ class Winograd {
     } else {
       p.weight = p.memory.shared.template add<T>(kFrequencies * p.groups * p.result_vectors() * p.panel());
       p.product = p.memory.each.template add<T>(kFrequencies * p.block_tiles() * kProducts);
-      const int64_t weights = p.taps * kElements * (p.backward ? 1 : p.sources);  // that are turned at once
-      p.turned = p.memory.each.template add<T>(round_up(weights, N) * N);
+      const int64_t weights = p.taps * kElements * (p.backward ? 1 : p.sources);  // that are transposed at once
+      p.transposed = p.memory.each.template add<T>(round_up(weights, N) * N);
     }
     p.parts = least(ceil_div(p.threads, p.segments * p.groups), panels);
     p.values = p.memory.each.template add<T>(kFrequencies * p.frequency());
@@ -346,7 +346,7 @@ class Winograd {
     return p.weight.in(memory_) + (group * p.result_vectors() + vector) * p.panel();
   }
   // Rows of `count` elements, `row` apart, become `count` vectors of `live` lanes.
-  static void turn(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
+  static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
     for (int64_t i = 0; i < count; i += N) {
       V square[N];
       for (int l = 0; l < N; ++l) square[l] = l < live ? load_first<T, N>(from + l * row + i, count - i) : V{};
@@ -358,15 +358,15 @@ class Winograd {
   void pack_weight(char* own, int64_t i) const {
     const int64_t group = i / p.result_vectors(), first = i % p.result_vectors() * N;
     const int64_t live = least(N, p.results - first), elements = kElements * p.taps, frequency = weight_frequency();
-    T *const turned = p.turned.in(own), *const to = packed_weight(group, first / N);
+    T *const transposed = p.transposed.in(own), *const to = packed_weight(group, first / N);
     const T* const weight = static_cast<const T*>(t.weight);
     if (!p.backward) {
       const int64_t row = p.sources * elements;
-      turn(turned, weight + (group * p.results + first) * row, row, row, live);
+      transpose_rows(transposed, weight + (group * p.results + first) * row, row, row, live);
       const int64_t source = p.channels_last ? 1 : elements, element = p.channels_last ? p.sources : 1;
       for (int64_t tap = 0; tap < p.taps; ++tap)
         for (int64_t s = 0; s < p.sources; ++s) {
-          const T* const from = turned + (s * source + tap * kElements * element) * N;
+          const T* const from = transposed + (s * source + tap * kElements * element) * N;
           transform_kernel([&](int e) { return load<T, N>(from + e * element * N); },
                            to + (tap * p.sources + s) * N, frequency);
         }
@@ -374,12 +374,12 @@ class Winograd {
     }
     for (int64_t s = 0; s < p.sources; ++s) {
       const T* const from = weight + (group * p.sources + s) * p.results * elements;
-      if (!p.channels_last) turn(turned, from + first * elements, elements, elements, live);
+      if (!p.channels_last) transpose_rows(transposed, from + first * elements, elements, elements, live);
       for (int64_t tap = 0; tap < p.taps; ++tap) {
         const int64_t last = (p.taps - tap) * kElements - 1;
         auto at = [&](int e) {
           return p.channels_last ? load_first<T, N>(from + (last - e) * p.results + first, live)
-                                 : load<T, N>(turned + (last - e) * N);
+                                 : load<T, N>(transposed + (last - e) * N);
         };
         transform_kernel(at, to + (tap * p.sources + s) * N, frequency);
       }
