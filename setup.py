@@ -80,7 +80,7 @@ def run(command: list[str]) -> str:
 def kept_library(cxx: list[str]) -> Path:
     """Where the library of these sources and this compiler is kept."""
     key = blake2b(repr([*cxx, run([*cxx, "--version"])]).encode(), digest_size=8)
-    for path in (Path(__file__), *sorted(SOURCES.rglob("*.*"))):
+    for path in (Path(__file__), *sorted(SOURCES.rglob("*.[ch]*"))):
         key.update(path.read_bytes())
     return Path("build", f"kernels-{key.hexdigest()}.so")
 
@@ -93,7 +93,7 @@ def build_library(cxx: list[str], target: Path) -> None:
     def compile_part(name: str, arithmetic: str, folder: str) -> Path | None:
         part = Path(folder, f"{name}_{arithmetic}.o")
         macros = [f"-DCONVGRAD_VARIANT={name}", f"-DCONVGRAD_ARITHMETIC={arithmetic}"]
-        source = SOURCES / ("amx.cpp" if name == "amx" else "variant.cpp")
+        source = SOURCES / ("amx/amx.cpp" if name == "amx" else "variant.cpp")
         flags = [*FLAGS, *(GCC_FLAGS if gcc and name in ("v3", "v4") else []), *sets[name][0].split()]
         command = [*cxx, *flags, *macros, "-c", str(source), "-o", str(part)]
         try:
@@ -120,7 +120,7 @@ def build_library(cxx: list[str], target: Path) -> None:
         exceptions = [flag for flag in FLAGS if flag not in ("-fno-exceptions", "-fno-rtti")]
         run([*cxx, *exceptions, "-c", str(SOURCES / "aten" / "convolution.cpp"), "-o", str(way_in)])
         linked = Path(folder, "library")
-        # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/parallel.h.
+        # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/vectors/parallel.h.
         objects = [str(way_in), *(str(part) for name in built for part in parts[name])]
         sources = [str(SOURCES / "dispatch.cpp"), str(SOURCES / "aten" / "cuda_launch.cpp")]
         run([*cxx, *FLAGS, *macros, *SHARED, *sources, *objects, "-o", str(linked)])

@@ -71,8 +71,8 @@ int32_t convgrad_select(const char *name);
  * "winograd" mean the instruction set in use. */
 int32_t convgrad_plan_make(const convgrad_problem *problem, const char *name, convgrad_plan *plan);
 
-/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise", "strided pointwise", "amx"
- * or "winograd". */
+/* Which kernels it runs: "planar", "packed" (those of depthwise/packed.h), "grouped", "pointwise", "strided pointwise",
+ * "amx" or "winograd". */
 const char *convgrad_plan_name(const convgrad_plan *plan);
 
 /* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,

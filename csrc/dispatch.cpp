@@ -7,7 +7,7 @@
 
 #include <atomic>
 
-#include "kept_plan.h"
+#include "vectors/kept_plan.h"
 
 #define CONVGRAD_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -1,14 +1,14 @@
 // The kernels for one instruction set and one type of arithmetic, which several dtypes share. This file is compiled
 // once for each pair, with its own -march and name; all at the same time, if there are processors enough.
-#include "depthwise.h"
-#include "grouped.h"
-#include "kept_plan.h"
-#include "norm_channels_last.h"
-#include "planar.h"
-#include "pointwise_channels_last.h"
-#include "pointwise_contiguous.h"
-#include "pointwise_strided.h"
-#include "winograd.h"
+#include "depthwise/packed.h"
+#include "depthwise/planar.h"
+#include "grouped/grouped.h"
+#include "norm/channels_last.h"
+#include "pointwise/channels_last.h"
+#include "pointwise/contiguous.h"
+#include "pointwise/strided.h"
+#include "vectors/kept_plan.h"
+#include "winograd/winograd.h"
 
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
 #error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"

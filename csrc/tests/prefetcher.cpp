@@ -1,7 +1,7 @@
 // Prefetched memory: each line once, and nothing after the last one, however often `advance` is called.
 #include <stdio.h>
 
-#include "../prefetcher.h"
+#include "../vectors/prefetcher.h"
 
 int main() {
   static char memory[1024];

@@ -116,7 +116,7 @@ def test_amx_beside_the_baselines_kernels(tmp_path: Path, flags: list[str]) -> N
     compiler, objects = first_found("g++"), compile_kernels(tmp_path, first_found("g++"), *flags)
     driver, amx = str(tmp_path / "driver"), str(tmp_path / "amx.o")
     extensions = ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi2", "-mamx-tile", "-mamx-bf16"]
-    run(compiler, "-std=c++17", *flags, *extensions, "-c", str(CSRC / "amx.cpp"), "-o", amx)
+    run(compiler, "-std=c++17", *flags, *extensions, "-c", str(CSRC / "amx/amx.cpp"), "-o", amx)
     run(compiler, "-std=c++17", *flags, *SOURCES, *objects, amx, "-pthread", "-o", driver)
     assert "amx: 500 cases" in run(driver, "500")
 

@@ -1,4 +1,4 @@
-"""Batch normalization by the statistics of the batch, and its gradients: the kernels of ``csrc/norm.h``."""
+"""Batch normalization by the statistics of the batch, and its gradients: the kernels of ``csrc/norm/norm.h``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,165 @@
+// What a depthwise tile is computed from: operands, packed or where they lie in the tensor, weights, and the list of
+// kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
+#pragma once
+
+#include "../vectors/prefetcher.h"
+#include "plan.h"
+
+namespace {
+
+// Pixels that a kernel can read: positions [low, high) in each dimension, at these steps in elements.
+template <class X>
+struct Source {
+  const X* data;  // of position 0, which need not be among them
+  Range range[3];
+  int64_t step[3];
+  int64_t lane;  // from lane to lane: a whole vector lies together, the next one where this says
+};
+
+// Columns of a row of results that are computed together, by the same kernel columns.
+struct Columns {
+  int64_t first;   // position relative to the tile
+  int64_t pixels;  // of the phase
+  int64_t source;  // element offset of the first one's source position
+  TapRange reach;
+  int64_t along;  // kernel columns that lie one source step apart; 1 where none do
+  const Tap* taps;
+};
+// Rows of results that the same kernel rows reach.
+struct Lines {
+  int64_t first;  // among the rows of the phase
+  int64_t rows;
+  int64_t source;   // element offset of the first one's source position
+  TapRange reach;
+  int64_t skipped;  // kernel rows before the first one of the reach
+};
+// What the lines of some rows belong to.
+struct LinesOf {
+  Range rows, source;
+  int64_t step;
+  bool backward;
+};
+// The columns and lines of a tile and the taps of each column, kept from unit to unit: small images would spend their
+// time on them.
+struct Listed {
+  Columns* columns;
+  Lines* lines;
+  Tap* taps;
+  int64_t columns_count, band;  // of the columns: twice the band, and 1 for grad_input; -1: not listed yet
+  int64_t lines_count;
+  LinesOf lines_of;
+  TapRange depth, row;  // that the taps belong to; row.count -1: not listed yet
+};
+
+// The packed weights of a block of channels; channel -1: none yet.
+struct PackedWeight {
+  int64_t channel;
+  bool infinite;
+};
+
+// Scratch memory of one thread.
+template <class T>
+struct DepthwiseScratch {
+  T *input, *grad_output, *sums, *result;
+  T *weights, *starts;   // of all kept blocks
+  PackedWeight* packed;  // which these are
+  T *weight, *start;     // of the block at hand
+  Tap* taps;  // of accumulate
+  Listed listed;
+  Prefetcher prefetcher;
+  int64_t tile;  // that the packed operands belong to
+  // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
+  bool exact;
+};
+
+// S: storage, T: arithmetic, N: lanes of a vector.
+template <class S, class T, int N>
+struct DepthwiseOperands {
+  const DepthwisePlan& p;
+  const convgrad_tensors& t;
+
+  // The tensor itself (X is then the storage type), or a packed tile of it (X is the arithmetic type).
+  template <class X>
+  Source<X> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
+                   const Range r[3], bool again, bool exact) const {
+    const S* from = static_cast<const S*>(tensor);
+    if constexpr (std::is_same<S, T>::value)
+      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again, exact);
+    else if constexpr (std::is_same<X, S>::value)
+      return in_tensor(from, x, b);
+    else
+      return packed(from, x, b, scratch, extent, r, again, exact);
+  }
+
+  static Source<S> in_tensor(const S* tensor, const Tensor& x, const Block& b) {
+    Source<S> s;
+    s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
+    s.data = tensor + b.image * x.size[0] * s.step[0];
+    s.lane = 1;
+    for (int d = 0; d < 3; ++d) s.range[d] = {0, x.size[d]};
+    return s;
+  }
+
+  // `again`: the scratch memory holds the same tile of another image or block, and so its borders.
+  Source<T> packed(const S* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
+                   const Range r[3], bool again, bool exact) const {
+    Source<T> s;
+    // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
+    const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
+    using Pack = Packing<const S, T, N>;
+    const auto zeros = again || x.padding_mode ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
+    s.lane = tile_pixels(extent);
+    for (int64_t l = 0; l < b.live; l += p.channels_last ? b.lanes : N) {
+      const Block part = p.channels_last ? b : Pack::vector_of(b, l);
+      Pack::pack(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last, zeros);
+      if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last);
+    }
+    // By this block, but by the ones to come.
+    const int64_t unused = p.channels_last ? 0 : b.lanes - round_up(b.live, N);
+    if (!again && unused)
+      memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
+    s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
+    s.data = scratch;
+    for (int d = 0; d < 3; ++d) {
+      s.range[d] = r[d], s.data -= r[d].low * s.step[d];
+      if ((exact || (skip && d < 2)) && !x.padding_mode)  // with a mode, nothing outside the tensor is a zero
+        s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+    }
+    return s;
+  }
+
+  // Weights, and what sums start from, [multiplier][lane].
+  void pack_weight(DepthwiseScratch<T>& s, const Block& b) const {
+    const int64_t kept = b.channel / p.lanes % p.kept_blocks;
+    s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
+    PackedWeight& packed = s.packed[kept];
+    if (packed.channel == b.channel) return void(s.exact |= packed.infinite);
+    const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
+    const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
+    const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
+    for (int64_t m = 0; m < p.multiplier; ++m) {
+      T *to = s.weight + m * p.kernel_elements * p.pitch(), *start = s.start + m * p.lanes;
+      // A channel's weights are packed like a plane of pixels, the same one for each image.
+      const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
+      for (int64_t l = 0; l < p.lanes; l += N) {
+        T* lanes = to + p.vector_in(p.multiplier * p.kernel_elements, l);
+        if (l >= live) {  // whole vectors that are not in use
+          memset(lanes, 0, sizeof(T) * static_cast<size_t>(p.kernel_elements * N));
+          continue;
+        }
+        const S* lane[N];
+        Packing<const S, T, N>::planes(from, weights, {b.channel + l, 0, live - l, N, b.channels_per_image}, lane);
+        Packing<const S, T, N>::pack_planes(lanes, lane, live - l, 0, p.kernel_elements,
+                                            p.direct ? 1 : p.kernel_elements, p.lanes);
+      }
+      for (int64_t l = 0; l < p.lanes; ++l) {
+        const int64_t c = b.channel + (p.images > 1 ? l % b.channels_per_image : l);
+        start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
+      }
+    }
+    packed = {b.channel, !p.direct && !all_finite<T, N>(s.weight, p.weight_size())};
+    s.exact |= packed.infinite;
+  }
+};
+
+}  // namespace
