@@ -302,6 +302,19 @@ def test_a_fused_kernel_is_timed_once(timer: Timer, fused: float, monkeypatch: p
     assert timer.compared == [["apart", "fused"]]
 
 
+@pytest.mark.usefixtures("timer")
+def test_a_fused_kernel_that_raises_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurer, "_fused", {})
+    calls: list[int] = []
+
+    def fused() -> None:
+        calls.append(1)
+        raise KeyError
+
+    assert not any(measurer.fusion_gains(P, CPU, lambda: None, fused) for _ in range(3))
+    assert len(calls) == 1
+
+
 # ---- what is proposed --------------------------------------------------------------------------------------
 
 

@@ -222,8 +222,10 @@ def fusion_gains(
     key = f"{environment(device)} | {similar(problem)}"
     found = store.read(_FUSED, key)
     if found is None and not not_timed(device) and _affordable(0.0, _PROPOSED_SHARE, proposed=True):
-        with store.alone() as alone, suppress(RuntimeError), torch.no_grad():
-            if alone:
+        with store.alone() as alone, torch.no_grad():
+            if not alone:
+                return False
+            try:
                 second_call(fused, device)  # compiles, which is no part of the time that measuring may take
                 start = time.perf_counter()
                 calls = {"apart": apart, "fused": fused}
@@ -231,6 +233,8 @@ def fusion_gains(
                 _state.spent += time.perf_counter() - start
                 found = {"gains": seen.at_least("fused") > 1}
                 store.write(_FUSED, key, found)
+            except Exception:  # no memory, or it cannot be compiled: not in this process
+                found = {"gains": False}
     if found is None:
         return False
     return _fused.setdefault((problem, device), bool(found["gains"]))
