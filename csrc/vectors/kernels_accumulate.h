@@ -131,16 +131,17 @@ void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, in
 // `rows` kernel rows of `along` taps, in pieces of nearly equal size.
 template <class T, int N, class X>
 void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r) {
-  constexpr int M = kMostTaps;
+  constexpr int M = kMostTaps, kPieceRows = 3;  // rows of a piece, where they have several taps
   using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
-  // By rows and taps in a row, those that slide behind the others; null where these are more than the registers hold.
+  // By rows and taps in a row, those that slide after the others; null where no piece has this size.
   static constexpr auto kernels = make_all<2 * M * M>([](auto i) -> Kernel {
     constexpr int R = i / M % M + 1, W = i % M + 1;
-    if constexpr (R * W <= M) return accumulate<T, N, X, R, W, (i >= M * M)>;
+    if constexpr (R * W <= M && (W == 1 || R <= kPieceRows)) return accumulate<T, N, X, R, W, (W == 1 || i >= M * M)>;
     return nullptr;
   });
   const Kernel* const of_size = kernels.data() + (r.tap_step == r.input_pixel ? M * M : 0);
-  const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
+  const int64_t most_along = most(1, least(along, M));
+  const int64_t most_rows = most_along == 1 ? M : least(kPieceRows, M / most_along);
   for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
     const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);
     int64_t left = along;
