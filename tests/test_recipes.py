@@ -92,6 +92,9 @@ def test_the_script_of_torchrun_trains_in_two_processes(tmp_path):
     ((name, code),) = [(name, code) for kind, name, code in BLOCKS if kind == "file"]
     (tmp_path / name).write_text(code, encoding="utf-8")
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", name]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    for _ in range(6):
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        if "terminate called without an active exception" not in done.stderr:
+            break  # with which gloo may end a process, also of the script without convgrad
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall("trained by [01]", done.stdout)) == ["trained by 0", "trained by 1"]
