@@ -20,7 +20,7 @@ import torch
 import convgrad
 from convgrad.engine.ab_timer import compare, conditions, keep_memory
 
-NETWORKS = ("discriminator", "resnet20", "tcn", "lenet", "mobilenet_v2_small", "tower", "squeezenet")
+NETWORKS = ("discriminator", "resnet20", "tcn", "lenet", "mobilenet_v2_small", "tower", "squeezenet", "diffusion")
 
 
 TURN = 0.05  # seconds

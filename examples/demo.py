@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import convgrad
+from convgrad.diagnostics import without_figures
 from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
 
 WARM_UP = 5  # steps that are not timed: they allocate and plan
@@ -261,7 +262,7 @@ def show_layers(rows: list[Row]) -> None:
             said = [row.layer if row.layer != layer else "", outputs, backend]
             table.add_row(*said, *([*times, shown] if not i else []))
             layer = row.layer
-            reasons[f"{backend}: {reason.removesuffix(', in one sweep')}"] = None
+            reasons[f"{backend}: {without_figures(reason)}"] = None
     console.print(table)
     console.print("\n".join(reasons))
     slower = [r for r in rows if r.times.speedup("convgrad").high < 1]

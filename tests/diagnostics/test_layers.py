@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
-from convgrad.diagnostics import current_layer, layer_ranges
+from convgrad.diagnostics import current_layer, layer_ranges, without_figures
 from convgrad.models import Usage, run_script
 
 
@@ -138,3 +138,22 @@ def test_a_script_names_its_layers_and_writes_its_third_step(tmp_path, steps):
     events = json.loads(target.read_text())["traceEvents"]
     names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
     assert [names.count(name) for name in ("Sequential", "0", "1.2", "1.2 (backward)")] == [1, 1, 1, 1]
+
+
+@pytest.mark.skipif(bool(convgrad.backends.why_absent()), reason="needs the compiled kernels")
+def test_a_normalization_is_computed_with_its_activation_all_the_same() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
+    convgrad.accelerate_(net)
+    x = torch.randn(8, 3, 128, 128)
+    with layer_ranges():
+        for _ in range(2):
+            y = net(x)
+    assert y.grad_fn.activation == "relu"
+
+
+def test_an_estimate_of_one_problem_is_no_reason_of_its_own() -> None:
+    reasons = {
+        f"by rule: native is {n}x as fast as PyTorch, by estimate{end}"
+        for n, end in ((1.5, ""), (2.0, ", in one sweep"))
+    }
+    assert {without_figures(reason) for reason in reasons} == {"by rule: native is faster than PyTorch, by estimate"}

@@ -6,9 +6,10 @@ import ctypes
 import functools
 import os
 import struct
-import warnings
 from hashlib import blake2b
 from pathlib import Path
+
+from .._compat import warn_user
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
 ABI = 13
@@ -105,7 +106,7 @@ def why_absent() -> str:
 def warn_if_absent() -> None:
     """Warn, once in a process, that there are no compiled kernels."""
     if missing := why_absent():
-        warnings.warn(f"NO COMPILED KERNELS: {missing}", RuntimeWarning, stacklevel=2)
+        warn_user(f"NO COMPILED KERNELS: {missing}", RuntimeWarning)
 
 
 def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:

@@ -7,7 +7,7 @@ costs (`profile_model`, `profile_script`) with a page and pictures. Nothing on t
 from typing import TYPE_CHECKING, Any
 
 from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
-from .calls import Call, Trace, Usage, kernel_of_event, limited, trace
+from .calls import Call, Trace, Usage, kernel_of_event, limited, trace, without_figures
 from .capture import Running, module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
@@ -28,7 +28,7 @@ __all__ = [
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "kernel_of_event", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "module_names", "named", "profile_model", "profile_script", "profile_table",
-    "run_script", "select_conv_backend", "svg", "trace",
+    "run_script", "select_conv_backend", "svg", "trace", "without_figures",
 ]  # fmt: skip
 
 #: What makes profiles is loaded when it is first named: it needs `check` and `models`.

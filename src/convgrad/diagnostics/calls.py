@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -202,6 +203,12 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
             measure_limits(dtype)
         return limited(calls, measure=False)
     return compared, [*dict.fromkeys(filter(None, result))]
+
+
+def without_figures(reason: str) -> str:
+    """Return a reason as it is said once for several problems: without the estimate and the passes of one."""
+    reason = re.sub(r" is [\d.]+x as fast as PyTorch, by estimate", " is faster than PyTorch, by estimate", reason)
+    return re.sub(r", in one (sweep|call)( with .*)?$", "", reason)
 
 
 # ---- tables ------------------------------------------------------------------------------------------

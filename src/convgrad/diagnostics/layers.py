@@ -113,6 +113,10 @@ def _after(module: nn.Module, _: object, output: Any) -> None:
             _mark(node, f"{one.name} (backward)")
 
 
+for _hook in (_before, _after):  # a normalization may wait for its reader although these get it
+    _hook.reads_nothing = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def _nodes(tensors: Any) -> set[Any]:
     """Return the nodes of autograd that made tensors, but none of one that is not computed yet."""
     return {t.grad_fn for t in tree_leaves(tensors) if type(t) is Tensor and t.grad_fn is not None}

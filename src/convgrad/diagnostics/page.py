@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..problem import ConvProblem
+from .calls import without_figures
 from .pictures import Point, by_pytorch, draw_roofline, svg
 from .roofline import Limits
 
@@ -40,7 +41,7 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     data = json.dumps(profile, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     rows, variants = profile["rows"], profile["variants"]
-    reasons = Counter(r["reason"] for r in rows if r["reason"])
+    reasons = Counter(without_figures(r["reason"]) for r in rows if r["reason"])
     return environment.get_template("page.html").render(
         **text,
         p=profile,

@@ -40,12 +40,18 @@ def watched(step: Callable[[], object], device: torch.device) -> Watched:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-    with _no_log(), profile(activities=activities, profile_memory=not on_gpu) as seen:
+    seen = profile(activities=activities, profile_memory=not on_gpu)
+    with _no_log():
+        seen.start()
+    try:
         start = time.perf_counter()
         step()
         if on_gpu:
             torch.cuda.synchronize(device)
         took = time.perf_counter() - start
+    finally:
+        with _no_log():
+            seen.stop()
     parts = dict.fromkeys(PARTS, 0.0)
     level = peak = 0
     for event in sorted(seen.events() or (), key=lambda event: event.time_range.start):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..tables import Table, counted, wrapped
-from .calls import Call
+from .calls import Call, without_figures
 from .page import described
 
 if TYPE_CHECKING:
@@ -130,8 +129,8 @@ class Layers:
             result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {count}", *refused]))
         by: dict[tuple[str, str], list[str]] = {}
         for call in (call for group in groups for side in group for call in side.calls if call.reason):
-            reason = re.sub(r", in one (sweep|call)( with .*)?$", "", call.reason)
-            by.setdefault((call.backend.split(" ")[0], reason), []).append(_named(call).split(" ")[0])
+            why = call.backend.split(" ")[0], without_figures(call.reason)
+            by.setdefault(why, []).append(_named(call).split(" ")[0])
         for (name, reason), where in by.items():
             each = list(dict.fromkeys(where))
             others = f" and {len(each) - 3} more" if each[3:] else ""

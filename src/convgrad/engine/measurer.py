@@ -207,9 +207,9 @@ def confirmed(kernel: Callable[..., Any], problem: ConvProblem, step: Step, devi
     return run
 
 
-#: (problem, device) -> whether a fused kernel is faster.
+#: (problem, device) -> whether a fused kernel is faster; emptied when full.
 _fused: dict[tuple[ConvProblem, torch.device], bool] = {}
-_FUSED = "fused"
+_FUSED, _MOST_FUSED = "fused", 4096
 
 
 def fusion_gains(
@@ -237,6 +237,8 @@ def fusion_gains(
                 found = {"gains": False}
     if found is None:
         return False
+    if len(_fused) >= _MOST_FUSED:
+        _fused.clear()
     return _fused.setdefault((problem, device), bool(found["gains"]))
 
 

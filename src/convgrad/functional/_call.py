@@ -63,8 +63,8 @@ ORDERS = {"conv": 0, "conv_transpose": 1, "convolution": 2}
 
 #: By the name of the function; each file of functions adds its own.
 signatures: dict[str, Signature] = {}
-#: Elements of an input that is not kept for a frozen weight: our own autograd costs a call some 60 us (a frozen
-#: MobileNetV2 for one image of 64x64 was 0.98x as fast as stock with it, and 1.13x with PyTorch's).
+#: Elements from which an input is not kept for a frozen weight: our own autograd, which does not keep it, takes longer
+#: than PyTorch's, and a small layer notices (docs/research.md).
 _LARGE = 2**20
 _convolution, _recording = torch.convolution, torch.is_grad_enabled
 #: A call recorded by PyTorch's own autograd, whose backward is this library's (`ops.pytorch_operators`).

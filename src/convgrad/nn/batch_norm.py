@@ -160,9 +160,10 @@ _readers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 def has_hooks(module: Any) -> bool:
     """Return whether hooks see the output of a module, but for those with an attribute ``reads_nothing``."""
-    hooks = module._forward_hooks
-    seen = bool(hooks) and any(not hasattr(h, "reads_nothing") for h in hooks.values())
-    return seen or bool(hooks_of_all._has_any_global_hook())
+    if hooks_of_all._global_backward_hooks or hooks_of_all._global_backward_pre_hooks:
+        return True
+    groups = module._forward_hooks, hooks_of_all._global_forward_hooks, hooks_of_all._global_forward_pre_hooks
+    return any(not hasattr(hook, "reads_nothing") for hooks in groups for hook in hooks.values())
 
 
 def expected_reader(module: Any) -> str | None:

@@ -99,8 +99,8 @@ class _Conv(_WithBackend):
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return the convolution of the input, as torch's module does.
 
-        The most frequent call of our own classes is written out, with parameters read from the dictionary: each
-        function more costs a small layer 1 %.
+        The most frequent call of our own classes is written out, because each function call is a part of a small
+        layer's time. `Module.__getattr__` is slow, so parameters are read from the dictionary.
         """
         own = self._parameters
         if (
