@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...problem import OPERANDS, RESULT, ConvProblem, Output, Outputs, Pass, passes_of
+from ...problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass
 from ..aten import AtenBackend
-from ..base import Arithmetic, Kernel
+from ..base import Arithmetic
 from ..reference import ReferenceBackend
 
-_ATEN, _REFERENCE = AtenBackend(), ReferenceBackend()
+_REFERENCE = ReferenceBackend()
+_bound = lru_cache(maxsize=256)(AtenBackend().bind)
 _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked at in fewer images
 
 
@@ -104,23 +105,14 @@ def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -
     return text if count else None
 
 
-@lru_cache(maxsize=256)
-def instead(problem: ConvProblem, outputs: Outputs) -> Kernel:
-    """Return PyTorch's kernels for these outputs, pass by pass, as one function that `Backend.bind` describes."""
-    passes: dict[Pass, Kernel] = {p: _ATEN.bind(problem, (p,)) for p in passes_of(outputs)}
+def instead(problem: ConvProblem, outputs: Outputs, *operands: Any) -> Any:
+    """Compute these outputs by PyTorch's kernels, pass by pass, as the function that `Backend.bind` describes."""
     if len(outputs) == 1:
-        (kernel,) = passes.values()
-        return lambda *operands: kernel(*operands).contiguous(memory_format=problem.memory_format)
-
-    def run(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
-        given = {"grad_output": grad_output, "input": input, "weight": weight}
-        found: dict[Output, Tensor] = {}
-        for pass_, kernel in passes.items():
-            found[pass_] = kernel(*[given[slot] for slot in OPERANDS[pass_]])
-        if "grad_bias" in outputs:
-            found["grad_bias"] = given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
-        if "grad_input" in found:
-            found["grad_input"] = found["grad_input"].contiguous(memory_format=problem.memory_format)
-        return tuple(found[output] for output in outputs)
-
-    return run
+        return _bound(problem, outputs)(*operands).contiguous(memory_format=problem.memory_format)
+    given: dict[str, Any] = dict(zip(("grad_output", "input", "weight"), operands, strict=False))
+    return tuple(
+        given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
+        if output == "grad_bias"
+        else instead(problem, (output,), *(given[slot] for slot in OPERANDS[output]))
+        for output in outputs
+    )

@@ -22,7 +22,7 @@ from triton import knobs
 from ...problem import Output
 from .. import _native_library
 from . import LAUNCH_BYTES
-from .launch import Gradients, Result
+from .launch import Bound
 from .start import Selected
 
 #: The order of ``convgrad_tensors``; scratch buffers follow.
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     aligned: dict[str, bool]
 
 
-def entry(made: Result | Gradients, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
+def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
     """Return the entry of a call that was made before, with its results checked; None where there can be none.
 
     Args:
@@ -95,13 +95,13 @@ def entry(made: Result | Gradients, operands: Mapping[str, Tensor], buffers: int
     return Entry(launches, (steps.scratch,) if steps.scratch else (), results, aligned)
 
 
-def _as_it_is(made: Result | Gradients, name: str, t: Tensor) -> bool:
+def _as_it_is(made: Bound, name: str, t: Tensor) -> bool:
     """Whether the kernels read an operand without a copy."""
     layout = torch.contiguous_format if name in ("weight", "bias") else made.layout
     return t.is_contiguous(memory_format=layout) and not t.is_neg()
 
 
-def _results(made: Result | Gradients) -> dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] | None:
+def _results(made: Bound) -> dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """Return the shapes and strides in which the kernels write; None if a result is copied into another layout."""
     p = made.problem
     found: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] = {}
