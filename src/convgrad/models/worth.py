@@ -112,9 +112,3 @@ def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor)
             if any(s.backend.name != "aten" for s in steps):
                 return True
     return False
-
-
-def dtype_against(weight: Tensor) -> str | None:
-    """Return why the dtype of a weight rules a layer out; None where it does not."""
-    dtype = weight.dtype
-    return None if dtype.is_floating_point and dtype.itemsize > 1 else f"its weight is {dtype}"

@@ -21,7 +21,7 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..functional import Ints, Layout, Padding
 from ..padding_modes import pad
-from .deferred import Deferred, stop_watching
+from .deferred import Deferred
 from .padding import Padded, as_pairs, convolve
 from .tracing import leaf_of_fx, refuse_scripting
 
@@ -124,23 +124,19 @@ class _Conv(_WithBackend):
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
-        plain = mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend
-        if isinstance(input, Padded):
-            stop_watching()
-        if isinstance(input, Padded) and plain:
-            sides, compute = functional.sides_of(self), self._convgrad_unpadded
-            output = input.convolve(weight, bias, stride, sides, dilation, groups, compute)
-            if output is not None:
-                return output
-            input, saving = input.operand()
-            with saving:
-                return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
+        backend, in_rows = self._convgrad_backend, self._convgrad_layout == "NLC"
+
+        def computed(input: Tensor, padding: Any) -> Tensor:
+            return self._convgrad_compute(input, weight, bias, self.stride, padding, self.dilation, groups)
+
+        if isinstance(input, Padded) and mode == "zeros" and not in_rows and not backend:
+            call, sides = partial(computed, padding=self.padding), functional.sides_of(self)
+            return input.convolved(call, weight, bias, stride, sides, dilation, groups, self._convgrad_unpadded)
         if isinstance(input, Deferred):
             input = input.read()
         if mode == "zeros":
-            return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
-        sides, kernel, backend = as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
-        in_rows = self._convgrad_layout == "NLC"
+            return computed(input, self.padding)
+        sides, kernel = as_pairs(self._reversed_padding_repeated_twice), weight
         if in_rows:  # the image that it is computed as: see `conv1d`
             input, kernel = input.transpose(-1, -2).unsqueeze(-2), weight.unsqueeze(-2)
             sides, stride, dilation = ((0, 0), *sides), (1, *stride), (1, *dilation)
@@ -152,7 +148,7 @@ class _Conv(_WithBackend):
         input = pad(input, sides, mode)
         if in_rows:
             input = input.squeeze(-2).transpose(-1, -2)
-        return self._convgrad_compute(input, weight, bias, self.stride, 0, self.dilation, groups)
+        return computed(input, 0)
 
 
 class _ConvTranspose(_WithBackend):
