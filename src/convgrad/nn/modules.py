@@ -51,8 +51,8 @@ class _WithBackend:
         if backend is None:
             return function(*args)
         if torch.compiler.is_compiling():
-            of_transposed = isinstance(self, _ConvTranspose)
-            return functional.convolution_with_backend(backend, of_transposed, *args, layout=layout)
+            name = self._convgrad_function.__name__
+            return functional.convolution_with_backend(backend, name, *args, layout=layout)
         with use_backend(backend):
             return function(*args)
 
