@@ -107,10 +107,9 @@ def decide(model: nn.Module, only_gains: bool = True) -> Iterator[Decision]:
         yield decision
     if {"normalization", "convolution"} <= replaced:
         for name, module in model.named_modules():
-            if type(module) in PADS:
-                yield Decision(name, "padding", accelerated_class, f"{type(module).__name__}({module.extra_repr()})")
-            elif pads(module):
-                yield Decision(name, "padding", padding_class, "F.pad in its forward")
+            if type(module) in PADS or pads(module):
+                what = "F.pad in its forward" if pads(module) else f"{type(module).__name__}({module.extra_repr()})"
+                yield Decision(name, "padding", padding_class, what)
 
 
 def _layers(model: nn.Module, only_gains: bool) -> Iterator[Decision]:

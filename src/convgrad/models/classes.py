@@ -25,10 +25,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
-_OURS: dict[type[nn.Module], type[nn.Module]] = {
-    **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS, nn.Linear)},
-    **{c: getattr(padding, c.__name__) for c in PADS},
-}
+_OURS: dict[type, type] = {cls: getattr(ours, cls.__name__) for cls in (*_CONVOLUTIONS, *_NORMS, nn.Linear)}
 _STOCK = {value: key for key, value in _OURS.items()}
 _LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in (*_CONVOLUTIONS, nn.Linear)}
 #: Lazy normalizations, which are not derived from what they become -> ours of that.
@@ -75,7 +72,8 @@ def padding_class(cls: type) -> type:
     """Return the class of a module whose forward pads what a convolution reads (`convgrad.nn.padding`)."""
     if _is_parametrized(cls):
         return constructors.with_bases(cls, (padding_class(cls.__bases__[0]),))
-    body = {"forward": padding.watched(cls), "_convgrad_stock": cls, "_convgrad_pads": True}
+    forward = padding.zero_pad if cls in PADS else padding.watched(cls)
+    body = {"forward": forward, "_convgrad_stock": cls, "_convgrad_pads": True}
     return constructors.derived_class(padding_class, cls, (cls,), body)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
@@ -25,7 +25,6 @@ from ..problem import PADDING_MODES, ConvProblem, PaddingMode
 from ..settings import may_choose_again
 from .deferred import Deferred, describes, stop_watching, watch
 from .normalization import activating_node, has_hooks, recomputed
-from .tracing import leaf_of_fx
 
 
 def convolve(
@@ -194,23 +193,10 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
     return _pad(input, zeros, mode, value)
 
 
-class _ZeroPad:
-    """The forward that the three share."""
-
-    def forward(self: Any, input: Tensor) -> Tensor:
-        """Apply the module."""
-        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
-            return traced
-        if torch.compiler.is_dynamo_compiling() or has_hooks(self):
-            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        return pad(self, input, self.padding, "constant", self.value)
-
-
-# fmt: off
-class ZeroPad1d(_ZeroPad, nn.ZeroPad1d): ...
-class ZeroPad2d(_ZeroPad, nn.ZeroPad2d): ...
-class ZeroPad3d(_ZeroPad, nn.ZeroPad3d): ...
-# fmt: on
+def zero_pad(module: Any, input: Tensor) -> Tensor:
+    """Return the result of ``torch.nn.ZeroPad1d`` to ``3d``: their forward, by `pad`."""
+    plain = not (torch.compiler.is_dynamo_compiling() or has_hooks(module))
+    return (partial(pad, module) if plain else _pad)(input, module.padding, "constant", module.value)
 
 
 class _Pads(TorchFunctionMode):
