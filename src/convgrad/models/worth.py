@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .._compat import channels_last_of, cpu_lacks, suggests_channels_last
-from ..backends import native_norm_takes
 from ..check import problem_of_module
 from ..engine import Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
@@ -95,11 +94,6 @@ def linear_may_gain(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
             if measuring or beats_matmul(plan_for(problem, ("forward",), weight.device)):
                 return True
     return False
-
-
-def norm_may_gain(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a normalization with parameters of this dtype may be faster in training, on a CPU."""
-    return device.type == "cpu" and native_norm_takes(dtype)
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor) -> bool:

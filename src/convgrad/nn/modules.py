@@ -21,6 +21,7 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..functional import Ints, Layout, Padding
 from ..padding_modes import pad
+from .constructors import dimensions
 from .deferred import Deferred
 from .padding import Padded, as_pairs, convolve
 from .tracing import leaf_of_fx, refuse_scripting
@@ -193,20 +194,7 @@ class _ConvTranspose(_WithBackend):
 class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
     """A 1-d convolution: ``torch.nn.Conv1d`` by convgrad; ``backend=`` requests a backend by name.
 
-    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
-
-    Shape:
-        (N, C_in, L) -> (N, C_out, L_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-        ValueError: another ``layout``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.Conv1d(3, 8, 3, padding=1), torch.randn(1, 3, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv1d(x, layer.weight, layer.bias, padding=1))
-        True
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy; another ``layout`` is a ValueError.
     """
 
     _convgrad_function = staticmethod(functional.conv1d)
@@ -224,39 +212,13 @@ class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
 
 
 class Conv2d(_Conv, torch.nn.Conv2d):
-    """A 2-d convolution: ``torch.nn.Conv2d`` by convgrad; ``backend=`` requests a backend by name.
-
-    Shape:
-        (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.Conv2d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
-        True
-    """
+    """A 2-d convolution: ``torch.nn.Conv2d`` by convgrad; ``backend=`` requests a backend by name."""
 
     _convgrad_function = staticmethod(functional.conv2d)
 
 
 class Conv3d(_Conv, torch.nn.Conv3d):
-    """A 3-d convolution: ``torch.nn.Conv3d`` by convgrad; ``backend=`` requests a backend by name.
-
-    Shape:
-        (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.Conv3d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv3d(x, layer.weight, layer.bias, padding=1))
-        True
-    """
+    """A 3-d convolution: ``torch.nn.Conv3d`` by convgrad; ``backend=`` requests a backend by name."""
 
     _convgrad_function = staticmethod(functional.conv3d)
 
@@ -264,20 +226,7 @@ class Conv3d(_Conv, torch.nn.Conv3d):
 class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
     """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` requests a backend by name.
 
-    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
-
-    Shape:
-        (N, C_in, L) -> (N, C_out, L_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-        ValueError: another ``layout``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.ConvTranspose1d(3, 8, 3, padding=1), torch.randn(1, 3, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose1d(x, layer.weight, layer.bias, padding=1))
-        True
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy; another ``layout`` is a ValueError.
     """
 
     _convgrad_function = staticmethod(functional.conv_transpose1d)
@@ -295,41 +244,34 @@ class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` requests a backend by name.
-
-    Shape:
-        (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.ConvTranspose2d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose2d(x, layer.weight, layer.bias, padding=1))
-        True
-    """
+    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` requests a backend."""
 
     _convgrad_function = staticmethod(functional.conv_transpose2d)
 
 
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` requests a backend by name.
+    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` requests a backend."""
+
+    _convgrad_function = staticmethod(functional.conv_transpose3d)
+
+
+_modules = {Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d}
+_DOCSTRING = """{first}
 
     Shape:
-        (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+        (N, C_in, *in) -> (N, C_out, *out), or both without N
 
     Raises:
         KeyError: no backend is registered under the name ``backend``.
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.ConvTranspose3d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose3d(x, layer.weight, layer.bias, padding=1))
+        >>> layer, x = convgrad.nn.{name}(3, 8, 3, padding=1), torch.randn(1, 3{image})
+        >>> torch.equal(layer(x), torch.nn.functional.{function}(x, layer.weight, layer.bias, padding=1))
         True
     """
-
-    _convgrad_function = staticmethod(functional.conv_transpose3d)
-
-
-_modules = {Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d}
+for _layer in _modules:
+    _layer.__doc__ = _DOCSTRING.format(
+        first=(_layer.__doc__ or "").rstrip(), name=_layer.__name__, image=", 5" * dimensions(_layer),
+        function=_layer._convgrad_function.__name__,
+    )  # fmt: skip
