@@ -34,8 +34,7 @@ from torch import Tensor
 
 from . import functional
 from .backends import Backend
-from .backends.aten_direct import AtenDirect
-from .backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
+from .backends.aten_libraries import AtenCudnnBackend, AtenLibrary, AtenMiopenBackend, Flags
 from .engine import backends, get_backend, register, use_backend
 from .errors import BackendError, ShapeError
 from .problem import ConvProblem
@@ -204,7 +203,7 @@ def _device(function: str, given: dict[str, Any]) -> torch.device:
 @contextmanager
 def _forced(function: str, backend: Backend, device: torch.device) -> Generator[None, None, None]:
     """Compute on one backend in this block, and in every backward of what was computed here."""
-    absent = backend.absent(device) if isinstance(backend, AtenDirect) else []
+    absent = backend.absent(device) if isinstance(backend, AtenLibrary) else []
     if absent:
         raise BackendError(_refusal(function, backend, absent, device))
     if backends().get(backend.name) is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._compat import channels_last_of, exact_matmul
 from ..problem import RESULT, ConvProblem, Outputs, Pass
 from .aten import AtenBackend
-from .aten_direct import with_height
+from .aten_libraries import with_height
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
 
