@@ -29,15 +29,9 @@ from .native import (
 )
 from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import COPY, PaddedCopy, padded
-from .patches import AtenPatchesBackend, of_patches
+from .products import AtenMatmulBackend, AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
-from .routes import (
-    AtenChannelsLastBackend,
-    AtenContiguousBackend,
-    AtenFloat32Backend,
-    AtenMatmulBackend,
-    AtenPaddedBackend,
-)
+from .routes import ROUTES
 from .strides import usual_strides
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
@@ -46,7 +40,6 @@ def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     return [
         AtenBackend(), NativeBackend(), TritonBackend(), TritonBandedBackend(), Im2colBackend(), ReferenceBackend(),
-        AtenFloat32Backend(), AtenChannelsLastBackend(), AtenContiguousBackend(), AtenPaddedBackend(),
-        AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(), NativeWinogradBackend(),
-        AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
+        *ROUTES, AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(),
+        NativeWinogradBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
     ]  # fmt: skip
