@@ -1,9 +1,8 @@
 """Kernels that do not overlap and read no padding: each result is a product of one patch, a pass a product of matrices.
 
-So are pointwise convolutions, whose patch is one element; patch embeddings of images and videos; and transposed
-convolutions with kernel = stride, which are ``grad_input`` of such a problem. PyTorch calls its convolutions for them,
-which on a GPU may have no fast kernel (3-D in 16 bits). Here the patches are written as rows, in one copy of the input
-(none where a patch is one element or all of it), and multiplied.
+So are patch embeddings of images and videos, and transposed convolutions with kernel = stride, which are ``grad_input``
+of such a problem. PyTorch calls its convolutions for them, which on a GPU may have no fast kernel (3-D in 16 bits).
+Here the patches are written as rows, in one copy of the input (none where a patch is all of it), and multiplied.
 """
 
 from __future__ import annotations
@@ -45,34 +44,29 @@ class AtenPatchesBackend(Backend):
         return "tf32" if narrow else "direct"
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
-        return problem.bias_pass == "forward" or problem.pointwise
+        return problem.bias_pass == "forward"
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         p, d = problem, problem.ndim
-        kernel = () if p.pointwise else p.kernel_size
         covered = [out * k for out, k in zip(p.output_size, p.kernel_size, strict=True)]
         left_over = [n - size for n, size in zip(p.input_size, covered, strict=True)]
-        size = p.in_channels * prod(kernel)  # of a patch
-        # A split input is [N, C, out, k, out, k, ...], without k [N, C, *out]. A patch is [C, *k], or [*k, C] in
-        # channels_last.
-        step = 2 if kernel else 1
-        outs, ks = range(2, 2 + step * d, step), range(3, 3 + 2 * d, 2) if kernel else ()
+        size = p.in_channels * prod(p.kernel_size)  # of a patch
+        # A split input is [N, C, out, k, out, k, ...]. A patch is [C, *k], or [*k, C] in channels_last.
+        outs, ks = range(2, 2 + 2 * d, 2), range(3, 3 + 2 * d, 2)
         patch = (*ks, 1) if p.channels_last else (1, *ks)
-        in_patch = [*kernel, p.in_channels] if p.channels_last else [p.in_channels, *kernel]
+        in_patch = [*p.kernel_size, p.in_channels] if p.channels_last else [p.in_channels, *p.kernel_size]
         # Else one product for each image, whose result then lies as it should.
         in_rows = p.channels_last or prod(p.output_size) == 1
         order = (0, *outs, *patch) if in_rows else (0, *patch, *outs)
-        back = [order.index(i) for i in range(len(order))]
+        back = [order.index(i) for i in range(2 + 2 * d)]
 
         def split(x: Tensor) -> Tensor:
-            for i, (out, k) in enumerate(zip(p.output_size, kernel, strict=False)):
+            for i, (out, k) in enumerate(zip(p.output_size, p.kernel_size, strict=True)):
                 x = x.narrow(2 + 2 * i, 0, out * k).unflatten(2 + 2 * i, (out, k))
             return x
 
         def joined(split: Tensor) -> Tensor:
             """Return the input from its parts, in its layout, with zeros that no patch has read."""
-            if not kernel:
-                return split
             if p.channels_last:
                 whole = split.movedim(1, -1).reshape(p.batch, *covered, p.in_channels).movedim(-1, 1)
             else:
@@ -87,58 +81,35 @@ class AtenPatchesBackend(Backend):
         def pixels(t: Tensor) -> Tensor:  # [N * pixels, C_out]
             return t.movedim(1, -1).reshape(-1, p.out_channels)
 
-        def images(x: Tensor) -> Tensor:  # [N, size, pixels]
-            return split(x).permute(order).reshape(p.batch, size, -1)
-
         def matrix(weight: Tensor) -> Tensor:  # [C_out, size]
             return (weight.movedim(1, -1) if p.channels_last else weight).reshape(p.out_channels, size)
 
-        def product(t: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-            """Multiply rows by a matrix on their right, or each image by its transpose on the left."""
-            if in_rows:
-                return t @ matrix if bias is None else torch.addmm(bias, t, matrix)
-            matrices = matrix.t().expand(p.batch, -1, -1)
-            return torch.bmm(matrices, t) if bias is None else torch.baddbmm(bias.view(-1, 1), matrices, t)
-
         def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            found = product(rows(x) if in_rows else images(x), matrix(weight).t(), bias)
             if in_rows:
+                given, other = rows(x), matrix(weight).t()
+                found = given @ other if bias is None else torch.addmm(bias, given, other)
                 return found.view(p.batch, *p.output_size, p.out_channels).movedim(-1, 1)
-            return found.view(p.output_shape)
+            images = split(x).permute(order).reshape(p.batch, size, -1)
+            matrices = matrix(weight).expand(p.batch, -1, -1)
+            if bias is None:
+                return torch.bmm(matrices, images).view(p.output_shape)
+            return torch.baddbmm(bias.view(-1, 1), matrices, images).view(p.output_shape)
 
-        def grad_input(g: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            found = product(pixels(g) if in_rows else g.reshape(p.batch, p.out_channels, -1), matrix(weight), bias)
-            parts = (*p.output_size, *in_patch) if in_rows else (*in_patch, *p.output_size)
-            return joined(found.view(p.batch, *parts).permute(back))
+        def grad_input(g: Tensor, weight: Tensor, bias: object = None, workspace: object = None) -> Tensor:
+            if in_rows:
+                found = (pixels(g) @ matrix(weight)).view(p.batch, *p.output_size, *in_patch)
+            else:
+                matrices = matrix(weight).t().expand(p.batch, -1, -1)
+                images = g.reshape(p.batch, p.out_channels, -1)
+                found = torch.bmm(matrices, images).view(p.batch, *in_patch, *p.output_size)
+            return joined(found.permute(back))
 
         def grad_weight(g: Tensor, x: Tensor, bias: object = None, workspace: object = None) -> Tensor:
-            if in_rows or kernel:
-                found = (pixels(g).t() @ rows(x)).view(p.out_channels, *in_patch)
-                return (found.movedim(-1, 1) if p.channels_last else found).view(p.weight_shape)
-            others = images(x).transpose(1, 2)
-            unread = g.new_empty(p.out_channels, size)
-            return torch.addbmm(unread, g.reshape(p.batch, p.out_channels, -1), others, beta=0).view(p.weight_shape)
+            found = (pixels(g).t() @ rows(x)).view(p.out_channels, *in_patch)
+            return found.movedim(-1, 1) if p.channels_last else found
 
         passes: dict[str, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
         return passes[outputs[0]]
-
-
-class AtenMatmulBackend(AtenPatchesBackend):
-    """A pointwise convolution as PyTorch's matrix products on the uncopied tensors; a linear layer calls them, too.
-
-    In channels_last that is one product of all pixels' rows of channels, otherwise one for each image.
-    """
-
-    name = "aten:matmul"
-    summary = "PyTorch's matrix product, for pointwise convolutions"
-    layouts = ("contiguous", "channels_last")
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        if not problem.matrix_product or problem.groups > 1:
-            return ["it computes pointwise convolutions without groups, stride and padding"]
-        if device.type != "cpu" or not problem.dtype.is_floating_point or problem.dtype.itemsize == 1:
-            return [f"it computes floating-point numbers on a CPU, got {problem.dtype} on {device.type}"]
-        return [] if exact_matmul() else ["PyTorch may compute its matrix products in 16 bits here"]
 
 
 def of_patches(p: ConvProblem) -> bool:
