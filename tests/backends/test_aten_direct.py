@@ -13,7 +13,7 @@ from convgrad.backends.aten_direct import AtenDirect, aten_choice
 from convgrad.backends.aten_libraries import Flags
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.engine import choose
-from convgrad.engine.measurer import _candidates
+from convgrad.engine.measure.measurer import _candidates
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.testing import default_problems, problems
 from tests.standins import install

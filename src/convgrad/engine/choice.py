@@ -18,8 +18,8 @@ from ..errors import BackendError
 from ..problem import ConvProblem, Outputs, Pass, passes_of
 from ..settings import determinism_demanded
 from .cache import invalidate
-from .measurements import SETTLED, find
-from .measurer import measure_now, steps_of, worth_measuring
+from .measure.measurements import SETTLED, find
+from .measure.measurer import measure_now, steps_of, worth_measuring
 from .proposals import not_timed, proposals
 from .registry import backends, computed_at_once, get_backend, reasons_against
 from .request import Request

@@ -20,7 +20,7 @@ from ..validation import check_output_padding
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
-from .measurer import confirmed, look_again
+from .measure.measurer import confirmed, look_again
 from .request import Request, active, resume
 from .steps import SLOTS, Step, bind_step, is_prepared, slots_of
 

@@ -19,7 +19,7 @@ from ..backends import of_patches
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .costs import gains, library_of
-from .environment import mkl_at_its_best
+from .measure.environment import mkl_at_its_best
 
 #: Kind of problem -> the backends to try, in order, and how many times as fast as PyTorch's call as given each was in
 #: the sweep, on geometric average.

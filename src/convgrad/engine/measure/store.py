@@ -24,7 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .._compat import loading, lock_over_forks, warn_user
+from ..._compat import loading, lock_over_forks, warn_user
 
 _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
