@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import choice, choose, proposals, register, store
+from convgrad.engine import choice, choose, register, rules, store
 from convgrad.engine.measure import Comparison, environment, measurer
 from convgrad.problem import ConvProblem, Output
 
@@ -178,10 +178,10 @@ def test_in_a_capture(timer: Timer, fake: Fake, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_why_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not proposals.not_timed(CUDA)
-    monkeypatch.setattr(proposals, "capturing", lambda: True)
-    assert proposals.not_timed(CUDA) == "in a capture nothing is timed"
-    assert not proposals.not_timed(CPU)
+    assert not measurer.not_timed(CUDA)
+    monkeypatch.setattr(measurer, "capturing", lambda: True)
+    assert measurer.not_timed(CUDA) == "in a capture nothing is timed"
+    assert not measurer.not_timed(CPU)
 
 
 @pytest.mark.usefixtures("fake")
@@ -381,4 +381,4 @@ def test_never_on_a_gpu_that_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.version, "hip", "7.0")
     with described((9, 0)):
         problem = ConvProblem.parse("g144ic144oc144mb256ih112kh7ph3")
-        assert not list(proposals.proposals(problem, CUDA))
+        assert not list(rules.proposals(problem, CUDA))

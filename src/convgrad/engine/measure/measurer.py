@@ -30,10 +30,9 @@ import torch
 from ..._compat import dispatch_modes, jit_tracing, out_of_memory, warn_user
 from ...backends import Backend
 from ...problem import ConvProblem, Outputs, passes_of
-from ...settings import capturing, measuring_share
+from ...settings import capturing, determinism_demanded, measuring, measuring_share
 from ..cache import invalidate
 from ..events import thread
-from ..proposals import not_timed
 from ..registry import backends, computed_at_once
 from ..steps import Step, bind_step, slots_of
 from . import store
@@ -100,6 +99,15 @@ def worth_measuring(problem: ConvProblem, device: torch.device, known: Measureme
     if share == 0 or settled or problem.least_bytes > _MOST_BYTES or not kind_of_machine(device):
         return False
     return not (jit_tracing() is not None or dispatch_modes() or torch.compiler.is_compiling())
+
+
+def not_timed(device: torch.device) -> str:
+    """Return why a proposal may not be timed on a device now; empty where it may."""
+    if determinism_demanded(device):
+        return "under deterministic algorithms nothing is timed"
+    if measuring[0] == 0:
+        return "measure(False) forbids timing"
+    return "in a capture nothing is timed" if device.type == "cuda" and capturing() else ""
 
 
 def _affordable(amount: float, share: float, proposed: bool = False) -> bool:
