@@ -78,23 +78,23 @@ class Comparison:
         return "\n".join(line + faster.get(name, "") for name, line in lines.items())
 
     def median(self, name: str) -> float:
-        """Seconds per call: the median over rounds, whatever the others took in them."""
+        """Return the seconds per call: the median over rounds, whatever the others took in them."""
         return statistics.median(self.samples[name])
 
     def seconds(self, name: str) -> float:
-        """Seconds per call in a round in which the baseline takes its median: that median over the speed-up.
+        """Return the seconds per call where the baseline takes its median: that median over the speed-up.
 
         Medians alone have another quotient than the ratios inside the rounds, wherever the machine drifts.
         """
         return self.median(self.baseline) / self.speedup(name).value
 
     def speedup(self, name: str) -> Ratio:
-        """The speedup of ``name`` over the baseline: the median over rounds of baseline / name."""
+        """Return the speedup of ``name`` over the baseline: the median over rounds of baseline / name."""
         ratios = self._ratios(name)
         return Ratio(statistics.median(ratios), *median_interval(ratios))
 
     def at_least(self, name: str) -> float:
-        """The speedup that is certain: the interval's lower end, or the worst of too few rounds."""
+        """Return the speedup that is certain: the interval's lower end, or the worst of too few rounds."""
         ratios = self._ratios(name)
         return max(median_interval(ratios)[0], min(ratios))
 
@@ -103,20 +103,20 @@ class Comparison:
 
         Of too few rounds for an interval, those in which all others always take much longer are enough.
         """
-        best = self.samples[min(self.samples, key=self.median)]
-        for own in self.samples.values():
-            ratios = [mine / least for mine, least in zip(own, best, strict=True)]
+        best = min(self.samples, key=self.median)
+        for other in {*self.samples} - {best}:
+            ratios = self._ratios(best, other)
             low, high = median_interval(ratios)
-            if own is not best and not (low > 1 or high < tie or min(ratios) > _MUCH):
+            if not (low > 1 or high < tie or min(ratios) > _MUCH):
                 return False
         return True
 
-    def _ratios(self, name: str) -> list[float]:
-        return [base / own for base, own in zip(self.samples[self.baseline], self.samples[name], strict=True)]
+    def _ratios(self, name: str, base: str | None = None) -> list[float]:
+        return [b / own for b, own in zip(self.samples[base or self.baseline], self.samples[name], strict=True)]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval that holds the median of the distribution from which ``values`` were drawn, at 95 % confidence.
+    """Return the interval that holds the median of the distribution of ``values``, at 95 % confidence.
 
     The k-th smallest and k-th largest of n values miss the median with probability 2 P(Binomial(n, 1/2) < k);
     k is the largest for which that is small enough. Too few values give (-inf, inf): nothing is known.
