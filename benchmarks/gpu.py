@@ -72,7 +72,7 @@ from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
 from convgrad.diagnostics import least_work
-from convgrad.engine.ab_timer import conditions
+from convgrad.engine.measure import conditions
 from convgrad.engine.registry import backends
 from convgrad.problem import ConvProblem
 

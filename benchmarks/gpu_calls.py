@@ -26,7 +26,7 @@ from convgrad.backends.base import Backend
 from convgrad.check import accepts
 from convgrad.diagnostics import Machine, limits_of
 from convgrad.engine import choose, plan_for, prepare
-from convgrad.engine.ab_timer import compare, empty_launch, second_call
+from convgrad.engine.measure import compare, empty_launch, second_call
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, ConvProblem, Outputs, Pass, Slot
 from convgrad.testing import check_backend

@@ -197,7 +197,7 @@ def test_no_room_imports_a_private_name_of_another():
 
 
 #: Modules of a room that others import by name: a tool that nothing on the way of a call needs, and rooms inside rooms.
-OPEN = ("engine.ab_timer", "diagnostics.aten_rules", "backends.aten_libraries")
+OPEN = ("engine.measure", "diagnostics.aten_rules", "backends.aten_libraries")
 
 
 def test_a_room_is_imported_through_its_face():
