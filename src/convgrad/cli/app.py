@@ -44,15 +44,9 @@ COMMANDS: Final = {
     "names": "Which function of ATen is the backward of another.",
 }
 #: Of what ``--json`` prints, for every command; raised when a field changes its meaning or is removed.
-SCHEMA_VERSION: Final = 1
-
-
-_began = time.perf_counter()
-
-
-def running_for() -> float:
-    """Seconds since the command began, PyTorch's import among them."""
-    return time.perf_counter() - _began
+SCHEMA_VERSION: Final = 2
+#: When the command began, before PyTorch's import, by `time.perf_counter`.
+BEGAN: Final = time.perf_counter()
 
 
 class _Commands(TyperGroup):
@@ -65,8 +59,6 @@ class _Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         importlib.import_module(f"{__package__}.{cmd_name}")
-        if "torch" in sys.modules:
-            _load_package()
         commands: Any = typer.main.get_command(app)
         return commands.commands[cmd_name]
 
@@ -99,13 +91,17 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a command, of this app or of a part of it.
 
-    With ``as_json`` among its options, standard output gets nothing but what `say_json` prints.
+    With ``as_json`` among its options, standard output gets nothing but what `say_json` prints; ``threads`` is set.
     """
 
     def added(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def loaded(*args: Any, **options: Any) -> Any:
             _load_package()
+            if options.get("threads"):
+                import torch
+
+                torch.set_num_threads(options["threads"])
             if options.get("as_json") is not True:
                 return function(*args, **options)
             _json_goes_to[:] = [sys.stdout]
@@ -130,6 +126,15 @@ def _version(shown: bool) -> None:
         raise typer.Exit
 
 
+def _schema(name: str) -> None:
+    if name:
+        _load_package()
+        from .schemas import schema_of_command
+
+        print(json.dumps(schema_of_command(name), indent=1))
+        raise typer.Exit
+
+
 @app.callback()
 def main(
     context: typer.Context,
@@ -140,6 +145,16 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
+    schema: Annotated[
+        str,
+        typer.Option(
+            "--schema",
+            metavar="COMMAND",
+            help="Show the JSON Schema of its --json and exit.",
+            callback=_schema,
+            is_eager=True,
+        ),
+    ] = "",
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     loaded_kernels.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import BeforeAScript, command, device_here, fail, finite, running_for, say, say_json, width
-from .models import MODELS, build, example_input, in_channels_last, in_dtype
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
+from .app import BEGAN, BeforeAScript, command, device_here, fail, finite, say, say_json, width
+from .models import MODELS, errors_of, with_inputs
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, only_for, problem_or, writable
 
 if TYPE_CHECKING:
     import torch
@@ -71,13 +72,8 @@ def report(
     before = None if against is None else Profile.read(against)
     of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
     for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
-    for_a_script = {"--stock": stock, f"the argument {(args or [''])[0]!r}": args}
-    for kind, wrong, options in (
-        ("model", of_script or is_table, for_a_model),
-        ("script", not of_script, for_a_script),
-    ):
-        for option in (name for name, given in options.items() if given and wrong):
-            raise fail(f"{option} is for a {kind}, and {what!r} is none")
+    only_for("model", what, not (of_script or is_table), for_a_model)
+    only_for("script", what, of_script, {"--stock": stock, f"the argument {(args or [''])[0]!r}": args})
     status_line = Console(stderr=True).status("starting")
     stage = status_line.update
     with status_line if sys.stderr.isatty() else nullcontext():
@@ -93,12 +89,18 @@ def report(
         if target is not None:
             stage("drawing the page")
             profile.save(target)
+    print_profile(profile, everything, as_json)
+    if not as_json:
+        say(f"written to {page}")
+    raise typer.Exit(status)
+
+
+def print_profile(profile: Profile, everything: bool, as_json: bool) -> None:
+    """Print the screen of a profile, or its data."""
     if as_json:
         say_json("report", profile.to_dict())
     else:
         print(profile.text(min(width(), 100), everything=everything))
-        say(f"written to {page}")
-    raise typer.Exit(status)
 
 
 def _ready(page: Path) -> Path | None:
@@ -124,24 +126,10 @@ def profile_of(
     from ..problem_text import DTYPES
 
     stage("making the model")
-    model, inputs = build(name, place)
-    model = model.to(place)
-    if dtype:
-        model, inputs = model.to(DTYPES[dtype]), in_dtype(inputs, DTYPES[dtype])
-    options = [*["--channels-last"] * channels_last, *["--dtype", dtype] * bool(dtype)]
-    options += ["--device", str(place)] * (place.type != "cpu")
-    if inputs is None or shape:
-        inputs = example_input(name, shape, DTYPES[dtype or "float32"], place)
-        options = ["--input", "x".join(map(str, inputs.shape)), *options]
-    if channels_last:
-        model, inputs = in_channels_last(model, inputs)
+    model, inputs = with_inputs(name, place, DTYPES[dtype] if dtype else None, channels_last, shape)
+    options = [*["--input", shape] * bool(shape), *["--channels-last"] * channels_last]
+    options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
     tune = shlex.join(["convgrad", "tune", *options, name])
-    try:
-        return profile_model(
-            model, inputs, what=name, tune=tune, seconds=max(0.1, seconds - running_for() - _PAGE), stage=stage
-        )
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
-        raise fail(
-            f"{name!r} raised {type(error).__name__}: {error}",
-            "--input states the shape of its input; or its function returns (model, example_inputs)",
-        ) from error
+    left = max(0.1, seconds - (time.perf_counter() - BEGAN) - _PAGE)
+    with errors_of(name):
+        return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)

@@ -14,8 +14,8 @@ import typer
 from ..tables import Table, counted
 from .app import BeforeAScript, command, device_here, fail, progress, say, say_json, say_table, width
 from .check import search_and_record
-from .models import MODELS, explained
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or, writable
+from .models import MODELS
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_script, only_for, problem_or, writable
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +76,6 @@ def tune(
 
         convgrad tune --import choices.json
     """
-    import torch
-
     from .. import __version__
     from ..engine import measurements
     from ..settings import determinism_demanded
@@ -85,8 +83,6 @@ def tune(
     if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
     place, data = device_here(device), dict[str, Any]()
-    if threads:
-        torch.set_num_threads(threads)
     if forget:
         data["removed_problems"] = measurements.forget()
         say(f"choices for {counted(data['removed_problems'])} removed")
@@ -99,7 +95,7 @@ def tune(
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype, channels_last, place, data)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], (place, shape, dtype, channels_last), data)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         if determinism_demanded(place):  # by the script
@@ -123,32 +119,18 @@ def tune(
 
 
 def _jobs_of(
-    what: str,
-    args: Sequence[str],
-    shape: str,
-    dtype: str,
-    channels_last: bool,
-    place: torch.device,
-    data: dict[str, Any],
-) -> Iterator[Job]:
-    """The calls that training makes of what the command line names; ``data`` gets a script's exit status."""
-    from ..diagnostics import Machine
-    from ..problem_text import DTYPES
+    what: str, args: Sequence[str], models: tuple[torch.device, str, str, bool], data: dict[str, Any]
+) -> Iterable[Job]:
+    """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
     from .problem_arguments import read_problems
 
-    script, listed = is_script(what), is_problem(what) or Path(what).is_file()
-    if args and not script:
+    if is_script(what):
+        _, shape, dtype, channels_last = models
+        only_for("model", what, False, {"--input": shape, "--dtype": dtype, "--channels-last": channels_last})
+        return _of_script(what, args, data)
+    if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}")
-    for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
-        if given and listed:
-            raise fail(f"{option} is for a model, and {what!r} is none")
-    if script:
-        yield from _of_script(what, args, data)
-    elif listed:
-        yield from jobs_of(read_problems([what])[0])
-    else:
-        model = explained(what, Machine.here(place), DTYPES[dtype or "float32"], channels_last, shape)
-        yield from jobs_of(layer.problem for layer in model)
+    return jobs_of(read_problems([what], models=models, linear=True)[0])
 
 
 def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
