@@ -19,9 +19,9 @@ from pathlib import Path
 from result_rows import CONDITIONS
 
 from convgrad.cli.options import LAYOUTS
-from convgrad.cli.options import STEP_LAYOUTS as STEPS
 
 Row = dict[str, str]
+STEPS = (*LAYOUTS, "auto")
 OUTPUTS = ("forward", "backward")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 _COLORS: dict[str, str] = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("typer")
 
@@ -162,6 +162,45 @@ def test_steps_in_each_layout_by_rules_and_measured(tmp_path: Path, capsys: Any)
     assert [r["choice"] for r in rows(file)] == ["rules"] * 3 + ["measured"]
 
 
+def test_compiled_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, *_: compiled.append(self))
+    file = tmp_path / "steps.csv"
+    command = [str(file), "tiny", "--layout", "contiguous", "--seconds", "0.02", "--compile", "--autocast"]
+    assert time_steps.main(command) == 0
+    stock, ours = compiled
+    assert stock is not ours
+    [row] = rows(file)
+    assert (row["choice"], row["note"]) == ("rules, compiled, bfloat16", "")
+
+
+@pytest.mark.parametrize("in_both", [False, True])
+def test_a_step_whose_loss_differs_or_vanishes_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_both: bool
+) -> None:
+    def broken(model: nn.Sequential, layout: str | None, example_inputs: Tensor) -> Any:
+        assert isinstance(model[1].weight, Tensor)
+        model[1].weight.data *= 2
+        return accelerate(model, layout, example_inputs=example_inputs)
+
+    def build(self: Model) -> nn.Module:
+        net = nn.Conv2d(3, 8, 3)
+        nn.init.zeros_(net.weight)
+        nn.init.zeros_(net.bias)  # pyright: ignore[reportArgumentType]
+        return net
+
+    accelerate = time_steps.accelerate_
+    if in_both:
+        monkeypatch.setattr(Tiny, "build", build)
+    else:
+        monkeypatch.setattr(time_steps, "accelerate_", broken)
+    file = tmp_path / "steps.csv"
+    assert time_steps.main([str(file), "tiny", "--layout", "contiguous", "--seconds", "0.02"]) == 1
+    [row] = rows(file)
+    assert row["note"].startswith("wrong: the losses are")
+    assert not row["speed"]
+
+
 def test_the_largest_images_that_a_model_takes_in_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Large(nn.Conv2d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -182,7 +221,7 @@ def test_the_largest_images_that_a_model_takes_in_the_time(tmp_path: Path, monke
 
 OWN = """
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 class Words(nn.Conv1d):
     def forward(self, *, x):

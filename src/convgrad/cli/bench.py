@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from .app import app, command, device_here, fail, finite, say_json
+from ..tables import Table, csv_text
+from .app import app, command, device_here, fail, finite, say, say_json, say_table
 from .models import MODELS
 from .options import (
     AsJson,
@@ -17,8 +19,8 @@ from .options import (
     Device,
     Dtype,
     Input,
+    Layout,
     Outputs,
-    StepLayout,
     Threads,
     Transposed,
     problem_or,
@@ -102,40 +104,62 @@ def steps(
         typer.Argument(metavar="MODEL...", help="Models, or module:factory.", autocompletion=problem_or(*MODELS)),
     ],
     threads: Threads = 0,
-    layout: StepLayout = "",
+    layout: Layout = "",
+    device: Device = "cpu",
     shape: Input = "",
-    seconds: Annotated[float, typer.Option(help="Seconds for each comparison.", callback=finite)] = 15.0,
+    dtype: Dtype = "",
+    seconds: Annotated[float, typer.Option(help="Seconds for each model.", callback=finite)] = 20.0,
     measure: Annotated[bool, typer.Option("--measure", help="First measure each convolution, as tune does.")] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile both sides with torch.compile.")] = False,
     autocast: Annotated[bool, typer.Option("--autocast", help="Both sides under autocast, in bfloat16.")] = False,
     as_csv: CsvFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """A training step of models (forward, backward, SGD): stock against `accelerate_`, both in the same layout.
+    """A training step of models (forward, backward, SGD) by PyTorch and by convgrad, in both layouts.
 
     A model of your own is a function that returns it, or it and what it is called with (a tensor, a tuple or a dict);
-    otherwise it gets two images of 224 x 224, or of the shape of --input.
+    otherwise it gets two images of 224 x 224, or of the shape of --input. With --layout channels_last, the model and
+    its inputs are in it from the start.
 
-    In the layout "auto", stock is contiguous, against accelerate_(model, "auto"), which converts the model to
-    channels_last if that is measured to be faster.
-
-    The rules choose, whatever was measured here before, or with --measure what is measured now. A model of images means
-    three comparisons, one in each layout, unless --layout names one; any other means one. In each the losses are
-    compared first; then steps of the two alternate, for --seconds. Interrupted, it prints the rows that it has.
+    All forms of the step are timed alternately; the interval is that of the ratio to PyTorch's, at 95 %. The layers and
+    the error of the gradients are in `convgrad report`.
 
     Examples:
 
         convgrad bench steps mobilenet_v2 --threads 1
 
-        convgrad bench steps my_models:build
+        convgrad bench steps my_models:build --csv steps.csv
 
-        convgrad bench steps my_models:build --measure --csv steps.csv
+        convgrad bench steps torchvision.models:resnet18 --layout channels_last --seconds 60
     """
-    from ..engine.ab_timer import keep_memory
-    from .bench_steps import run_steps
+    import torch
+
+    from ..engine.ab_timer import Ratio, conditions, keep_memory
+    from .problem_arguments import read_problems
+    from .report import profile_of
+    from .tune import jobs_of, measure_all
 
     keep_memory()
-    _end(*run_steps(models, layout, shape, seconds, measure, compiled, autocast, as_csv), as_json)
+    place, last = device_here(device), layout == "channels_last"
+    rows: list[dict[str, Any]] = []
+    for name in models:
+        with torch.autocast(place.type, torch.bfloat16, enabled=autocast):
+            if measure:
+                given, _ = read_problems([name], models=(place, shape, dtype, last), linear=True)
+                measure_all([*dict.fromkeys(jobs_of(given))], place)
+            profile = profile_of(name, place, shape, dtype, last, seconds)
+        say(f"{name}: {profile.finding}")
+        rows += [{"model": name, **vars(variant)} for variant in profile.variants]
+    table = Table(rows, {
+        "model": (itemgetter("model"), ""),
+        "step": (itemgetter("name"), ""),
+        "ms": (itemgetter("milliseconds"), ".4g"),
+        "speed": (lambda r: r["speedup"] and str(Ratio(r["speedup"], r["low"], r["high"])), ""),
+    })  # fmt: skip
+    say_table(table)
+    say(conditions(str(place)))
+    if as_csv is not None:
+        as_csv.write_text(csv_text([[*rows[0]], *(row.values() for row in rows)]), encoding="utf-8")
+    _end(0, {"conditions": conditions(str(place)), "steps": rows}, as_json)
 
 
 def _end(status: int, data: dict[str, Any], as_json: bool) -> None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..problem import Output
 
 LAYOUTS: Final = ("contiguous", "channels_last")
-#: In the last, stock is contiguous and ours may be converted to channels_last.
-STEP_LAYOUTS: Final = (*LAYOUTS, "auto")
 OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")
 PROPERTIES: Final = (
     "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",
@@ -163,7 +161,7 @@ Properties = Annotated[
             f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.", metavar="NAME"),
 ]  # fmt: skip
 Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default float32.")]
-StepLayout = Annotated[str, _one_of(("--layout",), STEP_LAYOUTS, f"One of {', '.join(STEP_LAYOUTS)}; else all.")]
+Layout = Annotated[str, _one_of(("--layout",), LAYOUTS, f"One of {', '.join(LAYOUTS)}; else both.")]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
 Threads = Annotated[int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0)]
 Machines = Annotated[

@@ -84,7 +84,8 @@ def report(
         elif Path(what).is_file():
             raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
-            profile = profile_of(what, device_here(device), shape, dtype, channels_last, seconds, stage)
+            left = seconds - (time.perf_counter() - BEGAN) - _PAGE
+            profile = profile_of(what, device_here(device), shape, dtype, channels_last, left, stage)
         profile = profile if before is None else profile.against(before)
         if target is not None:
             stage("drawing the page")
@@ -121,15 +122,16 @@ def profile_of(
     seconds: float = 20.0,
     stage: Callable[[str], object] = lambda _: None,
 ) -> Profile:
-    """Measure a training step of a model by name; what was done since the command began counts as its time, too."""
+    """Measure a training step of a model by name, in so many seconds."""
     from ..diagnostics import profile_model
     from ..problem_text import DTYPES
 
+    until = time.perf_counter() + seconds
     stage("making the model")
     model, inputs = with_inputs(name, place, DTYPES[dtype] if dtype else None, channels_last, shape)
     options = [*["--input", shape] * bool(shape), *["--channels-last"] * channels_last]
     options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
     tune = shlex.join(["convgrad", "tune", *options, name])
-    left = max(0.1, seconds - (time.perf_counter() - BEGAN) - _PAGE)
+    left = max(0.1, until - time.perf_counter())
     with errors_of(name):
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)

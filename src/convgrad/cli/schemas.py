@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..diagnostics import Limits, Profile
+from ..diagnostics import Limits, Profile, Variant
 from ..diagnostics.aten_rules.names import Kernel, Scratch
 from ..errors import UnknownNameError
 from ..problem import OUTPUTS
@@ -72,11 +72,7 @@ SHAPES: dict[str, Any] = {
             **dict.fromkeys(("milliseconds", "gflops_per_second", "fraction_of_limit", "pytorch_milliseconds", "speed",
                              "speed_low", "speed_high"), _AMOUNT),
         }]},
-        {"conditions": str, "steps": [{
-            "model": str, "layout": str, "choice": str, "note": str,
-            **dict.fromkeys(("batch", "size", "replaced", "convolutions"), (int, None)),
-            **dict.fromkeys(("stock_ms", "ours_ms", "speed", "low", "high"), _AMOUNT),
-        }]},
+        {"conditions": str, "steps": [{"model": str, **get_type_hints(Variant)}]},
     ),
     "tune": {
         "aten_findings?": _FINDINGS,
