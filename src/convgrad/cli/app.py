@@ -17,10 +17,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -86,27 +86,41 @@ app = typer.Typer(
 )
 
 
-def command(
-    name: str, of: typer.Typer | None = None, **settings: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a command, of this app or of a part of it.
+class Result(NamedTuple):
+    """What a command found, as plain data (a number's name says its unit), and its exit status.
 
-    With ``as_json`` among its options, standard output gets nothing but what `say_json` prints; ``threads`` is set.
+    Args:
+        command: which prints such data, where that is another one.
     """
 
-    def added(function: Callable[..., Any]) -> Callable[..., Any]:
+    data: Any
+    status: int = 0
+    command: str = ""
+
+
+def command(
+    name: str, of: typer.Typer | None = None, **settings: Any
+) -> Callable[[Callable[..., Result]], Callable[..., None]]:
+    """Make a function a command, of this app or of a part of it.
+
+    With ``as_json`` among its options, `say` says nothing, and standard output gets nothing but the data of its result;
+    ``threads`` is set.
+    """
+
+    def added(function: Callable[..., Result]) -> Callable[..., None]:
         @wraps(function)
-        def loaded(*args: Any, **options: Any) -> Any:
+        def loaded(*args: Any, **options: Any) -> None:
             _load_package()
             if options.get("threads"):
                 import torch
 
                 torch.set_num_threads(options["threads"])
-            if options.get("as_json") is not True:
-                return function(*args, **options)
-            _json_goes_to[:] = [sys.stdout]
-            with redirect_stdout(sys.stderr):
-                return function(*args, **options)
+            _mute[0] = as_json = options.get("as_json") is True
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+                result = function(*args, **options)
+            if as_json:
+                print(json_text(result.command or str(of.info.name if of else name), result.data), flush=True)
+            raise typer.Exit(result.status)
 
         return (of or app).command(name, **settings)(loaded)
 
@@ -192,7 +206,7 @@ def _load_kernels(source: str, verify: bool) -> None:
 # ---- printing ------------------------------------------------------------------------------------
 
 _given: list[str] = []
-_json_goes_to: list[TextIO] = []
+_mute = [False]
 
 
 def width() -> int:
@@ -203,37 +217,25 @@ def width() -> int:
 def say(text: object, file: TextIO | None = None) -> None:
     """Print a text; lines that are wider than the terminal are broken at spaces, but for a command, to be copied.
 
-    Where there is no terminal, an error is one line, for a program to read.
+    Where there is no terminal, an error is one line, for a program to read. With ``--json`` only errors are printed.
     """
+    if _mute[0] and file is None:
+        return
     read_by_program = file is sys.stderr and not shutil.get_terminal_size((0, 0)).columns
+    if isinstance(text, Table):  # what does not fit beside each other stands below
+        text = text.text(width())
     for line in str(text).splitlines():
-        print(line if read_by_program or "repeat: " in line else wrapped(line, width()), file=file, flush=True)
+        as_it_is = read_by_program or "repeat: " in line
+        print(line if as_it_is else wrapped(line, width()), file=file, flush=True)
 
 
-def say_table(table: Table[Any]) -> None:
-    """Print a table; what does not fit beside each other stands below."""
-    print(table.text(width()), flush=True)
-
-
-def say_json(name: str, data: object, file: Path | None = None) -> None:
-    """Print what a command found as JSON, or write it to a file.
-
-    Args:
-        name: of the command; ``schemas/<name>.json`` beside this file describes what is printed.
-        data: plain; a number's name says its unit.
-    """
+def json_text(name: str, data: object) -> str:
+    """Return the JSON of a command's data, as `schemas` describes it."""
     import torch
 
     versions = {"convgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    text = json.dumps(
-        {"schema": f"convgrad {name}", "schema_version": SCHEMA_VERSION, "arguments": _given, "versions": versions,
-         "data": data},
-        indent=2, allow_nan=False,
-    )  # fmt: skip
-    if file is None:
-        print(text, file=_json_goes_to[0], flush=True)
-    else:
-        file.write_text(text + "\n", encoding="utf-8")
+    whole = {"schema": f"convgrad {name}", "schema_version": SCHEMA_VERSION, "arguments": _given, "versions": versions}
+    return json.dumps({**whole, "data": data}, indent=2, allow_nan=False)
 
 
 @contextmanager
@@ -291,7 +293,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
     That is 0 success, 1 a failed check, 2 a bad request, 130 interrupted, 141 nobody reads the output any more.
     """
-    _given[:] = (sys.argv[1:] if args is None else args) or ["--help"]
+    _given[:], _mute[0] = (sys.argv[1:] if args is None else args) or ["--help"], False
     _join_words()
     commands: Any = typer.main.get_command(app)
     warnings.formatwarning = _warning

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..tables import Table, csv_text
-from .app import app, command, device_here, fail, finite, say, say_json, say_table
+from .app import Result, app, command, device_here, fail, finite, say
 from .models import MODELS
 from .options import (
     AsJson,
@@ -37,8 +37,10 @@ class _Bench(TyperGroup):
         return super().parse_args(ctx, args if named or begun else ["problems", *args])
 
 
-bench = typer.Typer(cls=_Bench, help="How fast, against PyTorch's best: problems, layers of models, training steps.")
-app.add_typer(bench, name="bench")
+bench = typer.Typer(
+    name="bench", cls=_Bench, help="How fast, against PyTorch's best: problems, layers of models, training steps."
+)
+app.add_typer(bench)
 
 
 @command(
@@ -66,7 +68,7 @@ def problems(
     transposed: Transposed = False,
     as_csv: CsvFile = None,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Time backends against the better of PyTorch as given and PyTorch through channels_last and back.
 
     Each backend is checked first (exactly on integers, and against the error bound); a wrong one gets no time and the
@@ -94,7 +96,7 @@ def problems(
     given, directions = read_problems(what, transposed, (place, shape, dtype, channels_last))
     if keep:
         keep_memory()
-    _end(*run_problems(given, directions, backend or [], output or [], place, seconds, limit, as_csv), as_json)
+    return run_problems(given, directions, backend or [], output or [], place, seconds, limit, as_csv)
 
 
 @command("steps", of=bench, short_help="Whole training steps of models.")
@@ -113,7 +115,7 @@ def steps(
     autocast: Annotated[bool, typer.Option("--autocast", help="Both sides under autocast, in bfloat16.")] = False,
     as_csv: CsvFile = None,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """A training step of models (forward, backward, SGD) by PyTorch and by convgrad, in both layouts.
 
     A model of your own is a function that returns it, or it and what it is called with (a tensor, a tuple or a dict);
@@ -149,20 +151,13 @@ def steps(
             profile = profile_of(name, place, shape, dtype, last, seconds)
         say(f"{name}: {profile.finding}")
         rows += [{"model": name, **vars(variant)} for variant in profile.variants]
-    table = Table(rows, {
+    say(Table(rows, {
         "model": (itemgetter("model"), ""),
         "step": (itemgetter("name"), ""),
         "ms": (itemgetter("milliseconds"), ".4g"),
         "speed": (lambda r: r["speedup"] and str(Ratio(r["speedup"], r["low"], r["high"])), ""),
-    })  # fmt: skip
-    say_table(table)
+    }))  # fmt: skip
     say(conditions(str(place)))
     if as_csv is not None:
         as_csv.write_text(csv_text([[*rows[0]], *(row.values() for row in rows)]), encoding="utf-8")
-    _end(0, {"conditions": conditions(str(place)), "steps": rows}, as_json)
-
-
-def _end(status: int, data: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        say_json("bench", data)
-    raise typer.Exit(status)
+    return Result({"conditions": conditions(str(place)), "steps": rows})

@@ -17,7 +17,7 @@ from ..engine import Step, backends, choose, get_backend, reasons_against, trial
 from ..engine.ab_timer import Ratio, compare, conditions
 from ..problem import PASSES, ConvProblem, Outputs, Pass, passes_of
 from ..tables import Columns, Table, csv_text
-from .app import fail, say, say_table
+from .app import Result, fail, say
 
 _CHECKED_FLOPS = 2_000_000  # the definition is slow: a large problem is checked at a reduced size
 _HOW_TO_READ = (
@@ -35,19 +35,12 @@ _UNTIMED: Line = {
 }  # fmt: skip
 
 
-def shown_ratio(line: Mapping[str, Any], low: str = "speed_low", high: str = "speed_high") -> str:
-    """Return the speed of a line with its interval."""
-    if line["speed"] is None:
-        return "not timed"
-    return str(Ratio(line["speed"], line[low], line[high]))
-
-
 _COLUMNS: Columns[Line] = {
     "output": (itemgetter("output"), ""),
     "backend": (itemgetter("backend"), ""),
     "ms": (itemgetter("milliseconds"), ".4g"),
     "PyTorch ms": (itemgetter("pytorch_milliseconds"), ".4g"),
-    "speed": (shown_ratio, ""),
+    "speed": (lambda x: str(Ratio(x["speed"], x["speed_low"], x["speed_high"])) if x["speed"] else "not timed", ""),
     "in": (itemgetter("pytorch_layout"), ""),
     "GFLOP/s": (itemgetter("gflops_per_second"), ".4g"),
     "of limit": (lambda line: line["of_limit"] and f"{100 * line['of_limit']:.3g} %", ">"),
@@ -64,8 +57,8 @@ def run_problems(
     seconds: float,
     limit: bool,
     as_csv: Path | None,
-) -> tuple[int, dict[str, Any]]:
-    """Time and print every problem; the exit status, and all as plain data."""
+) -> Result:
+    """Time and print every problem."""
     for problem in problems:
         if problem.empty:
             raise fail(f"{problem} is empty: there is nothing to time")
@@ -84,7 +77,7 @@ def run_problems(
             finally:
                 if lines[before:]:
                     say(problem)
-                    say_table(Table(lines[before:], _COLUMNS))
+                    say(Table(lines[before:], _COLUMNS))
     except KeyboardInterrupt:
         interrupted = True
         say("convgrad: interrupted", sys.stderr)
@@ -96,8 +89,7 @@ def run_problems(
         as_csv.write_text(csv_text([[*_UNTIMED], *(line.values() for line in lines)]), encoding="utf-8")
     bad = any(line["wrong"] for line in lines) or all(line["speed"] is None for line in lines)
     rows = [{"fraction_of_limit" if name == "of_limit" else name: v for name, v in line.items()} for line in lines]
-    data = {"conditions": conditions(str(place)), "problems": rows}
-    return 130 if interrupted else int(bad), data
+    return Result({"conditions": conditions(str(place)), "problems": rows}, 130 if interrupted else int(bad))
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tables import counted
-from .app import command, device_here, fail, progress, say, say_json
+from .app import Result, command, device_here, fail, progress, say
 from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check(
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
     aten: Annotated[bool, typer.Option("--aten", help="Search PyTorch's own kernels for wrong results.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Is every output right? The conformance suite, on one problem, a file, or the suite's own list.
 
     One problem, as it is, and the suite's own list are checked for every property. Those of a file are checked for
@@ -79,9 +79,7 @@ def check(
 
     if aten:
         findings, ended = search_and_record(60.0 if seconds is None else seconds, seed)
-        if as_json:
-            say_json("check", {"aten_findings": findings})
-        raise typer.Exit(int(bool(findings)) if ended else 130)
+        return Result({"aten_findings": findings}, int(bool(findings)) if ended else 130)
     problems = read_problems([what], transposed)[0] if what else _own_list(backend, transposed)
     single = len(problems) == 1
     properties = tuple(property_name or (PROPERTIES if thorough or single or not what else _QUICK))
@@ -110,24 +108,20 @@ def check(
     report, took = CheckReport("", tuple(result for _, found in each for result in found)), time.monotonic() - start
     checked = [reduced for reduced, found in each if any(r.property_name != "usable" for r in found)]
     declined, reduced = len(each) - len(checked), sum(checked)
-    if as_json:
-        say_json("check", {
-            "problems": len(problems), "checked": len(checked), "not_checked": declined, "reduced": reduced,
+    unusable = f", {declined} not checked" if declined else ""
+    before = {"": "", "interrupted": "interrupted after "}.get(stopped, f"stopped: {stopped} after ")
+    say(f"{before}{len(checked)} of {len(problems)} problems{unusable}: {report.counts} "
+        f"({', '.join(properties)}; {took:.0f} s)")  # fmt: skip
+    if reduced:
+        say(f"{counted(reduced)} checked at a reduced size; --full checks them as they are")
+    for reason in report.reasons():
+        say(reason)
+    if not report.passed and not report.failures:
+        say("nothing could be checked")
+    data = {"problems": len(problems), "checked": len(checked), "not_checked": declined, "reduced": reduced,
             "stopped": stopped, "properties": list(properties), "took_seconds": took, "ok": report.ok,
-            "results": [_plain(r) for r in report.results],
-        })  # fmt: skip
-    else:
-        unusable = f", {declined} not checked" if declined else ""
-        before = {"": "", "interrupted": "interrupted after "}.get(stopped, f"stopped: {stopped} after ")
-        say(f"{before}{len(checked)} of {len(problems)} problems{unusable}: {report.counts} "
-            f"({', '.join(properties)}; {took:.0f} s)")  # fmt: skip
-        if reduced:
-            say(f"{counted(reduced)} checked at a reduced size; --full checks them as they are")
-        for reason in report.reasons():
-            say(reason)
-        if not report.passed and not report.failures:
-            say("nothing could be checked")
-    raise typer.Exit(130 if stopped == "interrupted" else int(not report.ok))
+            "results": [_plain(r) for r in report.results]}  # fmt: skip
+    return Result(data, 130 if stopped == "interrupted" else int(not report.ok))
 
 
 def _own_list(names: list[str] | None, transposed: bool) -> list[ConvProblem]:
@@ -167,7 +161,7 @@ def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], 
                 record(found)
                 findings.append(found._asdict() | {"problem": str(found.problem)})
                 say(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
-                print(f"  to report it: {found.repeat}", flush=True)  # in one line, to be copied
+                say(f"  to repeat: {found.repeat}")
         except KeyboardInterrupt:
             ended = False
     avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if findings else ""

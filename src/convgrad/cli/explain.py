@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..tables import wrapped
-from .app import command, device_here, fail, say_json, width
+from .app import Result, command, device_here, fail, say, width
 from .models import MODELS, explained
 from .options import (
     AsJson,
@@ -26,7 +25,7 @@ from .options import (
     problem_or,
     writable,
 )
-from .report import print_profile, profile_of
+from .report import profile_of
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +60,7 @@ def explain_command(
         ),
     ] = None,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
     One layer is measured here unless --no-measure; a whole model is a table of its convolutions and their kernels, for
@@ -93,8 +92,8 @@ def explain_command(
         ((machine, stated, last),) = places
         of, last = str(stated).removeprefix("torch.") if stated else dtype, channels_last or last
         profile = profile_of(what, device_here(machine.device_type), shape, of, last)
-        print_profile(profile, everything, as_json)
-        return
+        say(profile.text(min(width(), 100), everything=everything))
+        return Result(profile.to_dict(), command="report")
     if rules and not (layer or single):
         raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
     models: list[ModelExplanation] = []
@@ -111,13 +110,12 @@ def explain_command(
         answers = [measured(answer) if answer.machine.is_here else answer for answer in answers]
     if plot is not None:
         _draw(answers or models, plot)
-    if as_json:
-        say_json("explain", {"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
-        return
-    print("\n\n".join([
+    texts = [
         *(model.text(width()) for model in models),
         *(answer.text(width(), everything=everything) + (_rules(answer) if rules else "") for answer in answers),
-    ]))  # fmt: skip
+    ]
+    say("\n\n".join(texts))
+    return Result({"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
 
 
 def _place(text: str) -> tuple[Machine, torch.dtype | None, bool]:
@@ -164,5 +162,4 @@ def _rules(answer: Explanation) -> str:
     """PyTorch's own rules for a problem, one by one."""
     aten, forward = answer.aten, any(r.output == answer.problem.bias_pass for r in answer.rows)
     decisions = (aten.backend if forward else aten.gradient_backend, aten.memory_format)
-    text = "why PyTorch itself runs what it runs:\n" + "\n".join(indent(str(one), "  ") for one in decisions)
-    return "\n" + wrapped(text, width())
+    return "\nwhy PyTorch itself runs what it runs:\n" + "\n".join(indent(str(one), "  ") for one in decisions)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tables import counted, wrapped
-from .app import command, say, say_json, width
+from .app import Result, command, say, width
 from .options import BACKENDS, AsJson
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def info(
     everything: Annotated[bool, typer.Option("--all", help="Every backend's reasons, every known defect.")] = False,
     again: Annotated[bool, typer.Option("--measure", help="Measure this machine's limits first.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Versions, device, backends, settings in force, paths; with --all every backend's reasons too.
 
     Examples:
@@ -51,15 +51,10 @@ def info(
         for dtype in dict.fromkeys([torch.float32, *known]):
             measure_limits(dtype, device)
     data = gather()
-    if as_json:
-        say_json("info", data)
-        return
+    room = min(20, width() // 3)
     for name, text in _all(data) if everything else _short(data):
-        if not text:
-            say(name)
-            continue
-        room = min(20, width() // 3)
-        print(wrapped(f"{name:<{room}}  {text}", width(), " " * (room + 4)))
+        say(wrapped(f"{name:<{room}}  {text}", width(), " " * (room + 4)) if text else name)
+    return Result(data)
 
 
 # ---- what there is -------------------------------------------------------------------------------

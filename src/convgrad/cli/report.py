@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import BEGAN, BeforeAScript, command, device_here, fail, finite, say, say_json, width
+from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
 from .models import MODELS, errors_of, with_inputs
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, only_for, problem_or, writable
 
@@ -46,7 +46,7 @@ def report(
     stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every group of equal layers, not the first five.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show a training step on one screen, and write it as one page: layers, avoidable costs, the roofline.
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about twenty seconds. A script runs
@@ -90,18 +90,9 @@ def report(
         if target is not None:
             stage("drawing the page")
             profile.save(target)
-    print_profile(profile, everything, as_json)
-    if not as_json:
-        say(f"written to {page}")
-    raise typer.Exit(status)
-
-
-def print_profile(profile: Profile, everything: bool, as_json: bool) -> None:
-    """Print the screen of a profile, or its data."""
-    if as_json:
-        say_json("report", profile.to_dict())
-    else:
-        print(profile.text(min(width(), 100), everything=everything))
+    say(profile.text(min(width(), 100), everything=everything))
+    say(f"written to {page}")
+    return Result(profile.to_dict(), status)
 
 
 def _ready(page: Path) -> Path | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ..tables import Table, counted
-from .app import BeforeAScript, command, device_here, fail, progress, say, say_json, say_table, width
+from .app import BeforeAScript, Result, command, device_here, fail, progress, say, width
 from .check import search_and_record
 from .models import MODELS
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_script, only_for, problem_or, writable
@@ -58,7 +58,7 @@ def tune(
     forget: Annotated[bool, typer.Option("--forget", help="First remove all stored choices.")] = False,
     aten: Annotated[float, typer.Option("--aten", min=0, help="First run check --aten for so many seconds.")] = 0.0,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
     It measures a model's convolutions and large linear layers, a script's convolutions, a file of problems, or one
@@ -109,10 +109,8 @@ def tune(
     lost = measurements.unwritten()
     if lost:
         say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
-    if as_json:
-        say_json("tune", data)
     failed = data.get("script_status") or int(bool(lost) and export is None)
-    raise typer.Exit(130 if data.get("interrupted") else failed)
+    return Result(data, 130 if data.get("interrupted") else failed)
 
 
 # ---- what to measure -------------------------------------------------------------------------------
@@ -202,7 +200,7 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     counts = {job: min(job.count(device), rounds) for job in jobs}
     choices = [_choice(job, device) for job in jobs if counts[job] or not interrupted]
     if choices:
-        say_table(Table(choices, {
+        say(Table(choices, {
             "output": (lambda c: "+".join(c["outputs"]), ""),
             "backend": (lambda c: ", ".join(c["backends"]), ""),
             "why": (itemgetter("reason"), ""),
