@@ -152,6 +152,12 @@ def models_named(names: Sequence[str], known: Sequence[str] = tuple(MODELS)) -> 
     return [*(name for name in known if name in names or not names), *dict.fromkeys(own)]
 
 
+def shape_of(name: str, batch: int, size: int) -> str:
+    """Return the shape of the input of a model: images of size x size, or sequences of the model's own length."""
+    sample = MODELS[name].input if name in MODELS else (3, size, size)
+    return "x".join(map(str, (batch, 3, size, size) if len(sample) == 3 else (batch, *sample)))
+
+
 #: Columns that say what a row is about, and a function that finds the others.
 Row = tuple[dict[str, str], Callable[[], dict[str, Any]]]
 

@@ -20,7 +20,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from result_rows import CONDITIONS, Row, models_named, options_of, run_rows
+from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of
 from torch import Tensor
 
 from convgrad._compat import channels_last_of
@@ -103,7 +103,7 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
         inputs, shape = build(name, "meta")[1], ""
         images = inputs is None or has_images(inputs)
     else:
-        images, shape = MODELS[name].image, "x".join(map(str, MODELS[name].sample(batch, size, "meta").shape))
+        images, shape = len(MODELS[name].input) == 3, shape_of(name, batch, size)
     if channels_last and not images:
         return []
     result = explained(name, Machine.here(), torch.float32, channels_last, shape)

@@ -23,11 +23,11 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from result_rows import CONDITIONS, Row, models_named, options_of, run_rows
+from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from convgrad.cli.models import MODELS, Model, build, has_images, in_channels_last
+from convgrad.cli.models import MODELS, build, example_input, has_images, in_channels_last
 from convgrad.cli.options import LAYOUTS
 from convgrad.cli.tune import jobs_of, measure_all
 from convgrad.diagnostics import Explanation, explain
@@ -78,7 +78,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def takes_images(name: str) -> bool:
     """Whether a model can be called in channels_last."""
     if name in MODELS:
-        return MODELS[name].image
+        return len(MODELS[name].input) == 3
     inputs = build(name, "meta")[1]
     return inputs is None or has_images(inputs)
 
@@ -99,8 +99,8 @@ def _scaled(model: nn.Module, name: str, channels_last: bool, seconds: float, au
         RuntimeError: the model takes no images.
     """
     result, error = None, None
-    for scale in _SCALES:
-        x = MODELS.get(name, Model("")).sample(*scale)
+    for batch, size in _SCALES:
+        x = example_input(name, shape_of(name, batch, size))
         net, inputs = copy.deepcopy(model).train(), x
         if channels_last:
             net, inputs = in_channels_last(net, x)

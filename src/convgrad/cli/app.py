@@ -160,14 +160,7 @@ def main(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
     schema: Annotated[
-        str,
-        typer.Option(
-            "--schema",
-            metavar="COMMAND",
-            help="Show the JSON Schema of its --json and exit.",
-            callback=_schema,
-            is_eager=True,
-        ),
+        str, typer.Option(metavar="COMMAND", help="Show the schema of its --json.", callback=_schema, is_eager=True)
     ] = "",
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""

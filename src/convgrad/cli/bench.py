@@ -9,22 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from ..tables import Table, csv_text
+from . import options
 from .app import Result, app, command, device_here, fail, finite, say
 from .models import MODELS
-from .options import (
-    AsJson,
-    Backends,
-    ChannelsLast,
-    CsvFile,
-    Device,
-    Dtype,
-    Input,
-    Layout,
-    Outputs,
-    Threads,
-    Transposed,
-    problem_or,
-)
 
 
 class _Bench(TyperGroup):
@@ -47,27 +34,20 @@ app.add_typer(bench)
     "problems", of=bench, short_help="Problems, files of them, or the layers of models (the word may be left out)."
 )
 def problems(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROBLEM|FILE|MODEL...",
-            help="Problems, files of them, or models.",
-            autocompletion=problem_or(*MODELS),
-        ),
-    ],
-    backend: Backends = None,
-    output: Outputs = None,
-    device: Device = "cpu",
-    threads: Threads = 0,
-    shape: Input = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
+    what: Annotated[list[str], options.what("PROBLEM|FILE|MODEL...", "Problems, files of them, or models.", *MODELS)],
+    backend: options.Backends = None,
+    output: options.Outputs = None,
+    device: options.Device = "cpu",
+    threads: options.Threads = 0,
+    shape: options.Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
     seconds: Annotated[float, typer.Option(help="Seconds for each line of the table.", callback=finite)] = 1.0,
     keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Keep freed memory (both sides).")] = True,
     limit: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
-    transposed: Transposed = False,
-    as_csv: CsvFile = None,
-    as_json: AsJson = False,
+    transposed: options.Transposed = False,
+    as_csv: options.CsvFile = None,
+    as_json: options.AsJson = False,
 ) -> Result:
     """Time backends against the better of PyTorch as given and PyTorch through channels_last and back.
 
@@ -101,20 +81,17 @@ def problems(
 
 @command("steps", of=bench, short_help="Whole training steps of models.")
 def steps(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL...", help="Models, or module:factory.", autocompletion=problem_or(*MODELS)),
-    ],
-    threads: Threads = 0,
-    layout: Layout = "",
-    device: Device = "cpu",
-    shape: Input = "",
-    dtype: Dtype = "",
+    models: Annotated[list[str], options.what("MODEL...", "Models, or module:factory.", *MODELS)],
+    threads: options.Threads = 0,
+    layout: options.Layout = "",
+    device: options.Device = "cpu",
+    shape: options.Input = "",
+    dtype: options.Dtype = "",
     seconds: Annotated[float, typer.Option(help="Seconds for each model.", callback=finite)] = 20.0,
     measure: Annotated[bool, typer.Option("--measure", help="First measure each convolution, as tune does.")] = False,
     autocast: Annotated[bool, typer.Option("--autocast", help="Both sides under autocast, in bfloat16.")] = False,
-    as_csv: CsvFile = None,
-    as_json: AsJson = False,
+    as_csv: options.CsvFile = None,
+    as_json: options.AsJson = False,
 ) -> Result:
     """A training step of models (forward, backward, SGD) by PyTorch and by convgrad, in both layouts.
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tables import counted
+from . import options
 from .app import Result, command, device_here, fail, progress, say
-from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
+from .options import PROPERTIES, outputs_named
 
 if TYPE_CHECKING:
     import torch
@@ -27,25 +28,18 @@ _MOST_FLOPS = 2_000_000
 
 @command("check")
 def check(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="[PROBLEM|FILE]",
-            help="A problem, or a file of them; files of benchdnn too.",
-            autocompletion=problem_or(),
-        ),
-    ] = "",
-    backend: Backends = None,
-    output: Outputs = None,
-    transposed: Transposed = False,
-    device: Device = "cpu",
+    what: Annotated[str, options.what("[PROBLEM|FILE]", "A problem, or a file of them; files of benchdnn too.")] = "",
+    backend: options.Backends = None,
+    output: options.Outputs = None,
+    transposed: options.Transposed = False,
+    device: options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0, max=2**63 - 1)] = 0,
-    property_name: Properties = None,
+    property_name: options.Properties = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Check every property in a file, too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Check large problems at full size.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
     aten: Annotated[bool, typer.Option("--aten", help="Search PyTorch's own kernels for wrong results.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> Result:
     """Is every output right? The conformance suite, on one problem, a file, or the suite's own list.
 

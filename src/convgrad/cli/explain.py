@@ -10,21 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import options
 from .app import Result, command, device_here, fail, say, width
 from .models import MODELS, explained
-from .options import (
-    AsJson,
-    ChannelsLast,
-    Dtype,
-    Input,
-    Machines,
-    Outputs,
-    is_problem,
-    only_for,
-    outputs_named,
-    problem_or,
-    writable,
-)
+from .options import is_problem, only_for, outputs_named
 from .report import profile_of
 
 if TYPE_CHECKING:
@@ -36,30 +25,20 @@ if TYPE_CHECKING:
 
 @command("explain")
 def explain_command(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROBLEM|MODEL",
-            help="A problem, a model's name, or module:factory.",
-            autocompletion=problem_or(*MODELS),
-        ),
-    ],
-    device: Machines = None,
-    output: Outputs = None,
+    what: Annotated[str, options.what("PROBLEM|MODEL", "A problem, a model's name, or module:factory.", *MODELS)],
+    device: options.Machines = None,
+    output: options.Outputs = None,
     layer: Annotated[str, typer.Option("--layer", "-l", help="Part of a layer's name, 7x7, depthwise, ...")] = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
-    shape: Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
+    shape: options.Input = "",
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time it on this machine.")] = None,
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every backend, unusable ones too; every layer.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", help="Also draw the roofline into this file, in the format of its ending.", callback=writable
-        ),
+        Path | None, options.file("--plot", help="Also draw the roofline into this file, in the format of its ending.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> Result:
     """Show which kernel computes each output, in which layout, why, and how far from the machine's limit.
 

@@ -30,18 +30,14 @@ class Model:
     Args:
         config: transformers' class of its configuration.
         options: what differs from that class's defaults: the published small variant, few layers of a kind.
-        input: what one sample is: an image (without its size, which is free), or the length of a sequence.
+        input: the shape of one sample: of an image, whose size is free, or the length of a sequence.
         vocabulary: of a model that reads numbers of words.
     """
 
     config: str
     options: dict[str, Any] = field(default_factory=dict)
-    input: tuple[int, ...] = (3,)
+    input: tuple[int, ...] = (3, 224, 224)
     vocabulary: int = 0
-
-    @property
-    def image(self) -> bool:
-        return self.input == (3,)
 
     def build(self) -> nn.Module:
         """Return the model on the device of the block; on meta it takes no memory."""
@@ -57,22 +53,6 @@ class Model:
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
         return net
-
-    def sample(
-        self,
-        batch: int = 2,  # normalization in training needs more than one
-        size: int = 224,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-        shape: tuple[int, ...] = (),
-    ) -> torch.Tensor:
-        """Return an input of a shape; else images of size x size, or sequences of the model's own length."""
-        import torch
-
-        shape = shape or ((batch, *self.input, size, size) if self.image else (batch, *self.input))
-        if self.vocabulary:
-            return torch.randint(self.vocabulary, shape, device=device)
-        return torch.randn(shape, dtype=dtype, device=device)
 
 
 MODELS = {
@@ -211,23 +191,27 @@ def with_inputs(
     if str(device) != "meta":
         net = net.to(device)
     if shape or given is None:
-        given = example_input(name, shape, dtype or torch.float32, device)
+        with torch.device(device):
+            given = example_input(name, shape)
     if dtype is not None:
         net = net.to(dtype=dtype)
         given = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, given)
     return in_channels_last(net, given) if channels_last else (net, given)
 
 
-def example_input(name: str, shape: str, dtype: torch.dtype, device: torch.device | str = "meta") -> torch.Tensor:
-    """Return an input of the shape that is given as ``1x3x224x224``, or the model's usual one.
+def example_input(name: str, shape: str = "") -> torch.Tensor:
+    """Return an input of a shape, or of two samples, as normalization in training needs more than one.
 
     A user's model without example inputs is taken for one of images.
     """
-    sizes = tuple(map(int, shape.split("x"))) if shape else ()
+    import torch
+
+    model = _known(name) or Model("")
+    sizes = tuple(map(int, shape.split("x"))) if shape else (2, *model.input)
     try:
-        return (_known(name) or Model("")).sample(device=device, dtype=dtype, shape=sizes)
+        return torch.randint(model.vocabulary, sizes) if model.vocabulary else torch.randn(sizes)
     except (RuntimeError, TypeError):
-        raise fail(f"an input of {shape or 'the usual shape'} in {dtype} does not fit in any memory") from None
+        raise fail(f"an input of {shape or 'the usual shape'} does not fit in any memory") from None
 
 
 def has_images(inputs: Any) -> bool:

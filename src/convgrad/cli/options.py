@@ -146,6 +146,17 @@ def problem_or(*names: str) -> Callable[[str], list[str]]:
 
 # ---- options -------------------------------------------------------------------------------------
 
+
+def what(metavar: str, help: str, *names: str) -> Any:
+    """An argument that is a problem, or has a name."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=problem_or(*names))
+
+
+def file(*flags: str, help: str) -> Any:
+    """An option that names a file to be written."""
+    return typer.Option(*flags, help=help, callback=writable)
+
+
 Outputs = Annotated[
     list[str] | None,
     _one_of(("--output", "-o"), OUTPUTS, f"One of {', '.join(OUTPUTS)}; may be repeated.", metavar="OUTPUT"),
@@ -172,8 +183,7 @@ Machines = Annotated[
 Transposed = Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")]
 ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")]
 Input = Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.", callback=_shape)]
-CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.", callback=writable)]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Also write the data to this file, as JSON.", callback=writable)
-]
+CsvFile = Annotated[Path | None, file("--csv", help="Also write the rows to this file.")]
+JsonFile = Annotated[Path | None, file("--json", help="Also write the data to this file, as JSON.")]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON.")]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
 from .models import MODELS, errors_of, with_inputs
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, only_for, problem_or, writable
+from .options import is_script, only_for, writable
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +29,8 @@ _PAGE = 1.0  # seconds, to draw it
 
 @command("report", cls=BeforeAScript)
 def report(
-    what: Annotated[
-        str, typer.Argument(metavar="MODEL|SCRIPT|FILE", help="What to report.", autocompletion=problem_or(*MODELS))
-    ],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    what: Annotated[str, options.what("MODEL|SCRIPT|FILE", "What to report.", *MODELS)],
+    args: options.ScriptArgs = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page, report.html by default; NAME.json gets its data.")
     ] = None,
@@ -39,13 +38,13 @@ def report(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds for all of it (after a script has ended).", callback=finite)
     ] = 20.0,
-    device: Device = "cpu",
-    shape: Input = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
+    device: options.Device = "cpu",
+    shape: options.Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
     stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every group of equal layers, not the first five.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> Result:
     """Show a training step on one screen, and write it as one page: layers, avoidable costs, the roofline.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .app import Result, command, fail, json_text, loaded_kernels, width
-from .options import CsvFile, JsonFile, writable
+from .options import CsvFile, JsonFile, file
 
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -21,10 +21,7 @@ def run_command(
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to print, then their sum; 0: all.")] = 20,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", help="Write the third training step there, for Perfetto or chrome://tracing.", callback=writable
-        ),
+        Path | None, file("--trace", help="Write the third training step there, for Perfetto or chrome://tracing.")
     ] = None,
     csv: CsvFile = None,
     as_json: JsonFile = None,

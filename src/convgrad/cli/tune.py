@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ..tables import Table, counted
+from . import options
 from .app import BeforeAScript, Result, command, device_here, fail, progress, say, width
 from .check import search_and_record
 from .models import MODELS
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_script, only_for, problem_or, writable
+from .options import is_script, only_for
 
 if TYPE_CHECKING:
     import torch
@@ -39,25 +40,18 @@ class Job(NamedTuple):
 
 @command("tune", cls=BeforeAScript)
 def tune(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.", autocompletion=problem_or(*MODELS)
-        ),
-    ] = "",
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    device: Device = "cpu",
-    shape: Input = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
-    threads: Threads = 0,
-    export: Annotated[
-        Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.", callback=writable)
-    ] = None,
+    what: Annotated[str, options.what("[MODEL|SCRIPT|FILE|PROBLEM]", "What to measure.", *MODELS)] = "",
+    args: options.ScriptArgs = None,
+    device: options.Device = "cpu",
+    shape: options.Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
+    threads: options.Threads = 0,
+    export: Annotated[Path | None, options.file("--export", help="Write all choices to this file, as JSON.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove all stored choices.")] = False,
     aten: Annotated[float, typer.Option("--aten", min=0, help="First run check --aten for so many seconds.")] = 0.0,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> Result:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
@@ -189,7 +183,7 @@ def measure_all(jobs: Collection[Job], device: torch.device, advance: Callable[[
 
 def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     """Measure, and show what is chosen."""
-    from ..engine import measurements
+    from ..engine import choose, measurements
 
     rounds, interrupted = measurements.SETTLED, False
     with progress("measuring", len(jobs) * rounds) as advance:
@@ -198,7 +192,11 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
-    choices = [_choice(job, device) for job in jobs if counts[job] or not interrupted]
+    choices = []
+    for problem, outputs in (job for job in jobs if counts[job] or not interrupted):
+        steps = choose(problem, outputs, device)
+        names, reason = [step.backend.name for step in steps], steps[0].reason
+        choices.append({"outputs": list(outputs), "backends": names, "reason": reason, "problem": str(problem)})
     if choices:
         say(Table(choices, {
             "output": (lambda c: "+".join(c["outputs"]), ""),
@@ -214,18 +212,6 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
         of = f"{left} of {len(jobs) * rounds} measurements are left"
         say(f"convgrad: interrupted; {of}, the same command goes on", sys.stderr)
     return {"choices": choices, "not_measured": unmeasured, "interrupted": interrupted, "measurements_left": left}
-
-
-def _choice(job: Job, device: torch.device) -> dict[str, Any]:
-    from ..engine import choose
-
-    steps = choose(job.problem, job.outputs, device)
-    return {
-        "outputs": list(job.outputs),
-        "backends": [step.backend.name for step in steps],
-        "reason": steps[0].reason,
-        "problem": str(job.problem),
-    }
 
 
 # ---- other machines --------------------------------------------------------------------------------
