@@ -88,6 +88,11 @@ class Bound:
         self._slots = ("grad_output", "input", "weight") if several else (*OPERANDS[pass_], "bias", self._centre)
         self._weights = prod(problem.weight_shape)
         self._biases = problem.out_channels * ("grad_bias" in outputs)
+        sums = "grad_weight" if "grad_weight" in outputs else outputs[0]
+        biases, bias_parts = ("grad_bias", "bias scratch") if self._biases else (sums, "scratch")
+        self._whole: Places = {"partials": sums, "bias_partials": biases}
+        self._parts: Places = {"partials": "scratch", "bias_partials": bias_parts}
+        self._added: Places = {"partials": "scratch", "out": sums, "bias_partials": bias_parts, "bias": biases}
         self._launches: dict[tuple[bool, bool], tuple[Launch, Places]] = {}
         self._adds: dict[int, Launch] = {}
 
@@ -97,27 +102,11 @@ class Bound:
         if found is None:
             sums_alone = self.outputs == ("grad_weight",)
             taps, out = (self._source, self._source) if sums_alone else ("weight", self.outputs[0])
-            places = {
-                "src": self._source,
-                "centre": self._centre,
-                "weight": taps,
-                "bias": "bias" if with_bias else taps,
-            }
-            found = self._launch(with_bias, in_parts), {**places, "out": out, **self._sums(in_parts)}
-            self._launches[with_bias, in_parts] = found
+            bias = "bias" if with_bias else taps
+            places: Places = {"src": self._source, "centre": self._centre, "weight": taps, "bias": bias, "out": out}
+            places |= self._parts if in_parts else self._whole  # in the kernel's order
+            found = self._launches[with_bias, in_parts] = self._launch(with_bias, in_parts), places
         return found
-
-    def _sums(self, in_parts: bool) -> Places:
-        """Return where the kernel adds up."""
-        if in_parts:
-            return {"partials": "scratch", "bias_partials": "bias scratch" if self._biases else "scratch"}
-        sums = "grad_weight" if "grad_weight" in self.outputs else self.outputs[0]
-        return {"partials": sums, "bias_partials": "grad_bias" if self._biases else sums}
-
-    def _add(self, count: int) -> tuple[Launch | None, Places]:
-        """Return the launch that adds so many parts, if there was one, and its tensors."""
-        places = {"out": "grad_weight", "bias": "grad_bias" if self._biases else "grad_weight", **self._sums(True)}
-        return self._adds.get(count), {name: places[name] for name in ("partials", "out", "bias_partials", "bias")}
 
     def __call__(
         self,
@@ -148,16 +137,13 @@ class Bound:
             self._most = 1
             return self(first, second, third)
         if most > 1:
-            add, places = self._add(count)
-            if add is None:
-                add = self._adds[count] = adding(count, self._weights, self._biases)
-            add.start(**{name: tensors[place] for name, place in places.items()})
+            if count not in self._adds:
+                self._adds[count] = adding(count, self._weights, self._biases)
+            self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
         found: Any = tuple([tensors[output] for output in self.outputs])
         if compiled:
             self._verify(compiled + " in parts" * (most > 1), self.outputs, (first, second, third, centre), found)
-        if len(found) > 1 or self.outputs == ("grad_weight",):
-            return found if len(found) > 1 else found[0]
-        return found[0].contiguous(memory_format=p.memory_format)
+        return found if len(found) > 1 else found[0].contiguous(memory_format=p.memory_format)
 
     def _layout_of(self, name: str) -> torch.memory_format:
         """Return the layout in which the kernels read or write a tensor."""
@@ -183,10 +169,9 @@ class Bound:
         main = of(launch, places)
         if main is None or most == 1:
             return None if main is None else Steps([(main, places)])
-        add, added = self._add(main.parts)
-        then = of(add, added)
+        then = of(self._adds.get(main.parts), self._added)
         scratch = bias_part + 4 * most * self._biases
-        return None if then is None else Steps([(main, places), (then, added)], scratch, bias_part)
+        return None if then is None else Steps([(main, places), (then, self._added)], scratch, bias_part)
 
 
 def launch_of(
@@ -200,12 +185,9 @@ def launch_of(
     """A launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
-    depth, height, width = g.axes
+    _, height, width = g.axes
     arguments = {
-        **_sizes(g, tile.vector, tile.stored, tile.loaded),
-        "DEPTH": depth.constants,
-        "HEIGHT": height.constants,
-        "WIDTH": width.constants,
+        **_sizes(g, tile.vector, tile.stored, tile.loaded, *(axis.constants for axis in g.axes)),
         "ADJOINT": g.adjoint,
         "CHANNELS_LAST": g.channels_last,
         "RESULT": use != "sum",
@@ -221,13 +203,14 @@ def launch_of(
     return Launch(correlate, arguments, {"num_warps": warps}, grid if in_parts else lambda _: grid(1))
 
 
-def _sizes(g: Geometry, vector: int, stored: int, loaded: int) -> dict[str, int]:
+def _sizes(g: Geometry, vector: int, stored: int, loaded: int, *constants: Any) -> dict[str, Any]:
     """Arguments of both kernels; channels, and rows of the result and of the source, in vectors of so many."""
     depth, height, width = g.axes
     return {
         "batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide,
         "depth": depth.result, "height": height.result, "columns": width.result // stored,
         "src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded,
+        **dict(zip(("DEPTH", "HEIGHT", "WIDTH"), constants, strict=True)),
     }  # fmt: skip
 
 
@@ -263,7 +246,7 @@ def bound_bands(problem: ConvProblem, outputs: Outputs, precision: str, verify: 
 
 def _bands_launch(problem: ConvProblem, g: Geometry, use: Use, precision: str, with_bias: bool) -> Launch:
     kernel = banded.correlate if use == "result" else banded.correlate_sum
-    depth, height, width = g.axes
+    width = g.axes[2]
     interpreted = not isinstance(kernel, triton.runtime.JITFunction)
     # The interpreter gets sums of bfloat16 wrong.
     operand = torch.float32 if interpreted and problem.dtype == torch.bfloat16 else problem.dtype
@@ -271,10 +254,7 @@ def _bands_launch(problem: ConvProblem, g: Geometry, use: Use, precision: str, w
     band = bands.choose(g, use)
     count = bands.parts(g, band) if use == "sum" else 1
     arguments = {
-        **_sizes(g, 1, result, source),
-        "DEPTH": _constants(depth),
-        "HEIGHT": _constants(height),
-        "WIDTH": _constants(width),
+        **_sizes(g, 1, result, source, *map(_constants, g.axes)),
         "OPERAND": _WORDS[operand],
         "PRECISION": precision,
         "SRC_ALIGN": source,
