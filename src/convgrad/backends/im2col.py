@@ -15,13 +15,13 @@ in, and smaller columns only mean more pieces.
 16-bit operands are widened to float32 when they enter the columns: every sum is kept in 32 bits and rounded once.
 
 Memory: `MAX_BYTES` for columns, products and ones of a piece, a copy of the weight, and, for 16-bit gradients of
-the input, a copy in float32.
+the input, the images of a piece in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import cast
 
@@ -262,16 +262,20 @@ def grad_input(
     p, call = problem, _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
     matrix = call.matrix(weight).transpose(1, 2)  # [G, C_in/G * K, C_out/G]
     grad_input = call.result(p.input_shape)
-    wide = grad_input if grad_input.dtype == call.dtype else call.take(*p.input_shape)
-    wide.zero_()
-    for piece in pieces(p, call.shape):
-        part, scratch = call.of_output(grad_output, piece)
-        columns = call.columns_of(piece)
-        torch.bmm(matrix, scratch.copy_(part).view(p.groups, -1, columns.shape[2]), out=columns)
-        call.scatter(wide[piece[0]], piece)
-    if bias is not None:
-        wide += bias.view(-1, *(1,) * p.ndim)
-    return wide if wide is grad_input else grad_input.copy_(wide)
+    wide = None if grad_input.dtype == call.dtype else call.take(call.shape[0], *p.input_shape[1:])
+    for at, boxes in groupby(pieces(p, call.shape), key=lambda piece: piece[0]):
+        images = grad_input[at]
+        sums = (images if wide is None else wide[: len(images)]).zero_()
+        for piece in boxes:
+            part, scratch = call.of_output(grad_output, piece)
+            columns = call.columns_of(piece)
+            torch.bmm(matrix, scratch.copy_(part).view(p.groups, -1, columns.shape[2]), out=columns)
+            call.scatter(sums, piece)
+        if bias is not None:
+            sums += bias.view(-1, *(1,) * p.ndim)
+        if wide is not None:
+            images.copy_(sums)
+    return grad_input
 
 
 @torch.no_grad()
@@ -326,10 +330,11 @@ class Im2colBackend(Backend):
 
     def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
         p, dtype = problem, accumulate_dtype(problem.dtype)
-        n = prod(piece_shape(p, _most_positions(p)))
+        shape = piece_shape(p, _most_positions(p))
+        n = prod(shape)
         sizes = [_height(p) * n, p.out_channels * n, n, prod(p.weight_shape), p.out_channels]
         if "grad_input" in outputs and dtype != p.dtype:
-            sizes.append(prod(p.input_shape))
+            sizes.append(prod((shape[0], *p.input_shape[1:])))
         return dtype.itemsize * sum(n + -n % _ALIGN for n in sizes)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:

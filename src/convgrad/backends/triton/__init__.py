@@ -226,14 +226,14 @@ class TritonBackend(Backend):
         """
         size = max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
 
-        def verify(kernel: str, outputs: Outputs, operands: Any, results: tuple[Tensor, ...]) -> None:
-            device = results[0].device
+        def verify(kernel: str, outputs: Outputs, tensors: Mapping[str, Tensor]) -> None:
+            device = tensors[outputs[0]].device
             if (device, kernel, size) in self._checked:
                 return
             from .check import fault
 
             arithmetic = self.arithmetic(problem, passes_of(outputs)[0], device)
-            wrong = fault(problem, outputs, operands, results, arithmetic, silu)
+            wrong = fault(problem, outputs, tensors, arithmetic, silu)
             if wrong:
                 raise _WrongResultError(wrong)
             self._checked.add((device, kernel, size))

@@ -7,6 +7,7 @@ looked at is what the caller gets: the first and the last image, where offsets a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -27,36 +28,29 @@ _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked
 def fault(
     problem: ConvProblem,
     outputs: Outputs,
-    operands: tuple[Tensor | None, ...],
-    results: tuple[Tensor, ...],
+    tensors: Mapping[str, Any],
     arithmetic: Arithmetic,
     silu: bool = False,
 ) -> str | None:
     """Return the error of a call's results as a sentence, or None.
 
     Args:
-        operands: (a, b, bias) of a pass, or (grad_output, input, weight) of several outputs.
-        silu: the results are SiLU of ``forward``, or, with grad_output behind the bias, its derivative times that.
+        tensors: operands and results by their names.
+        silu: the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.
     """
-    first: Any = outputs[0]
-    slots: tuple[str, ...] = ("grad_output", "input", "weight")
-    if len(outputs) == 1:
-        slots = (*OPERANDS[first], "bias", "grad_output" if silu else "")
-    given: dict[str, Any] = dict(zip(slots, operands, strict=False))
-    for output, result in zip(outputs, results, strict=True):
+    for output in outputs:
+        result = tensors[output]
         if output == "grad_bias":
-            terms = given["grad_output"][:, :1].double()
+            terms = tensors["grad_output"][:, :1].double()
             wrong = _differs(result[:1].cpu(), terms.sum().cpu().view(1), terms.abs().sum().cpu(), "direct")
         else:
-            wrong = _sampled(problem, output, given, result, arithmetic, silu)
+            wrong = _sampled(problem, output, tensors, arithmetic, silu)
         if wrong:
             return f"its {output} kernel is wrong on {result.device}: {wrong} for {problem}"
     return None
 
 
-def _sampled(
-    p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor, arithmetic: Arithmetic, silu: bool
-) -> str | None:
+def _sampled(p: ConvProblem, pass_: Pass, given: Mapping[str, Any], arithmetic: Arithmetic, silu: bool) -> str | None:
     """A pass of some channels and images alone: each channel is a problem of its own."""
     multiplier = p.out_channels // p.in_channels
     inner = torch.tensor(sorted({0, p.in_channels // 2, p.in_channels - 1}))
@@ -86,7 +80,7 @@ def _sampled(
         factor = 1 if g is None else part("grad_output", g)
         exact = factor * (exact * s if g is None else s * (1 + exact * (1 - s)))
         size = abs(factor) * (size + 1) if g is not None else 2 * size  # by how much the argument may be off
-    return _differs(part(RESULT[pass_], result).to(result.dtype), exact, size, arithmetic)
+    return _differs(part(RESULT[pass_], given[pass_]).to(p.dtype), exact, size, arithmetic)
 
 
 def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -> str | None:

@@ -25,7 +25,7 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], a
     """Return what computes these outputs of a problem.
 
     Args:
-        verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a call.
+        verify: called with a compiled kernel's hash, the outputs' names, and the operands and results by theirs.
         activation: of ``forward``: 1 for its SiLU, 2 for the derivative of SiLU there times a gradient, the ``centre``.
     """
     g, use = geometry(problem, adjoint="grad_input" in outputs), use_of(outputs)
@@ -83,9 +83,12 @@ class Bound:
             self._centre = "input" if "grad_input" in outputs else "grad_output"
         else:
             self._centre = "grad_output" if centred else self._source
-        several = len(outputs) > 1
-        pass_ = passes_of(outputs)[0]
-        self._slots = ("grad_output", "input", "weight") if several else (*OPERANDS[pass_], "bias", self._centre)
+        slots = ("grad_output", "input", "weight")
+        if len(outputs) == 1:
+            slots = (*OPERANDS[passes_of(outputs)[0]], "bias", self._centre)
+        layouts = {name: layout if name in _IN_SPACE else torch.contiguous_format for name in (*slots, *outputs)}
+        self._slots = [(name, layouts[name]) for name in slots]
+        self._results = [(output, problem.result_shape(output), layouts[output]) for output in outputs]
         self._weights = prod(problem.weight_shape)
         self._biases = problem.out_channels * ("grad_bias" in outputs)
         sums = "grad_weight" if "grad_weight" in outputs else outputs[0]
@@ -118,13 +121,11 @@ class Bound:
     ) -> Any:
         p, most = self.problem, self._most
         tensors: dict[str, Tensor] = {}
-        for name, t in zip(self._slots, (first, second, third, centre), strict=False):
+        for (name, layout), t in zip(self._slots, (first, second, third, centre), strict=False):
             if t is not None:
-                tensors[name] = t.contiguous(memory_format=self._layout_of(name))
-        for output in self.outputs:
-            tensors[output] = torch.empty(
-                p.result_shape(output), dtype=p.dtype, device=first.device, memory_format=self._layout_of(output)
-            )
+                tensors[name] = t.contiguous(memory_format=layout)
+        for output, shape, layout in self._results:
+            tensors[output] = torch.empty(shape, dtype=p.dtype, device=first.device, memory_format=layout)
         bias_part = 4 * most * self._weights
         if most > 1:
             if workspace is None:
@@ -142,12 +143,8 @@ class Bound:
             self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
         found: Any = tuple([tensors[output] for output in self.outputs])
         if compiled:
-            self._verify(compiled + " in parts" * (most > 1), self.outputs, (first, second, third, centre), found)
+            self._verify(compiled + " in parts" * (most > 1), self.outputs, tensors)
         return found if len(found) > 1 else found[0].contiguous(memory_format=p.memory_format)
-
-    def _layout_of(self, name: str) -> torch.memory_format:
-        """Return the layout in which the kernels read or write a tensor."""
-        return self.layout if name in _IN_SPACE else torch.contiguous_format
 
     def selected(
         self, device: torch.device, given: Collection[str], aligned: Callable[[str, int], bool]
