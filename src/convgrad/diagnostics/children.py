@@ -27,7 +27,7 @@ from ..check import load_kernels
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
-from .layers import current_layer, layer_ranges
+from .layers import layer_ranges
 
 #: The variable of the environment that says how a child is watched, where it writes, and whose kernels it loads.
 _VARIABLE = "CONVGRAD_WATCH"
@@ -63,8 +63,6 @@ class Watch:
 
     def _note(self, event: Event) -> None:
         self.usage(event)
-        if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
-            self.usage.name(event.problem, layer)
         if not self.first and time.monotonic() > self._due:
             self.write(ended=False)
             self._due = time.monotonic() + 1.0

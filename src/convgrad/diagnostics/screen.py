@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..tables import Table, counted, wrapped
 from .calls import Call, without_figures
-from .page import described
+from .page import described, milliseconds
 
 if TYPE_CHECKING:
     from .profile import Kernel, Profile
@@ -45,11 +45,6 @@ class _Side:
         return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
 
 
-def _ms(milliseconds: float) -> str:
-    """Three digits; empty where nothing was measured."""
-    return "" if not milliseconds else f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-
-
 def _short(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
 
@@ -81,8 +76,8 @@ class Layers:
             "layers": (lambda s: _named(s.first), ""),
             "": (lambda s: s.output, ""),
             "by": (lambda s: s.by, ""),
-            "ms": (lambda s: _ms(s.total), ">"),
-            "PyTorch": (lambda s: _ms((s.first.speedup or 0) * s.total), ">"),
+            "ms": (lambda s: milliseconds(s.total), ">"),
+            "PyTorch": (lambda s: milliseconds((s.first.speedup or 0) * s.total), ">"),
             "times as fast": (lambda s: s.speed, ">"),
             "limit" if measured else "ms at best": (
                 (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
@@ -143,9 +138,7 @@ class Layers:
 
 
 def _named(call: Call) -> str:
-    """The first layer of a group, and how many more there are."""
-    names = call.layers or (call.shown,)
-    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+    return call.layer or call.shown
 
 
 def _words(call: Call) -> str:
@@ -179,8 +172,8 @@ def _parts(profile: Profile) -> str:
     rows = [*((p.name, p.milliseconds, p.pytorch) for p in parts), ("the step", *whole)]
     return Table(rows, {
         "part of the step": (lambda r: r[0], ""),
-        "ms": (lambda r: _ms(r[1]), ">"),
+        "ms": (lambda r: milliseconds(r[1]), ">"),
         "of it": (lambda r: r[1] / (whole[0] or 1), ".0%"),
-        "PyTorch": (lambda r: _ms(r[2]), ">"),
+        "PyTorch": (lambda r: milliseconds(r[2]), ">"),
         "of its": (lambda r: r[2] / (whole[1] or 1), ".0%"),
     }).text()  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..backends import built_in
-from ..engine import Event, backends, observing, reasons_against
+from ..engine import backends, reasons_against
 from ..engine.ab_timer import Comparison, Ratio, call_seconds, median_interval
 from ..models import (
     NO_COPY,
@@ -27,10 +27,10 @@ from ..models import (
     training_step,
     why_it_fails,
 )
-from ..problem import PASSES, ConvProblem
-from .calls import Call, Usage, limited, reasoned, rounded
-from .capture import Running, module_names
+from ..problem import PASSES
+from .calls import Call, Usage, computed, limited, reasoned, rounded
 from .costs import costs_of_layout, costs_of_rows
+from .layers import layer_ranges
 from .measure import Load
 from .page import shown
 from .parts import PARTS, watched
@@ -86,13 +86,12 @@ def profile_model(
     models, replaced, no_last = _forms(model, example_inputs)
     steps = {name: _step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        names = {name: _layers(models[name], steps[name]) for name in ("PyTorch", "convgrad")}
         load = Load()
         stage("timing a training step, PyTorch's and convgrad's alternately")
         steps, no_last = _that_fit(steps, no_last, start, seconds, device)
         seen = _alternated(steps, start + 0.45 * seconds, device)
         stage("timing each convolution")
-        rows, limits, timeline = _observed(steps, names, start + 0.65 * seconds)
+        rows, limits, timeline = _observed(steps, start + 0.65 * seconds)
         warnings = load.warnings(device, rows[0].convolution.dtype)
         parts, whole = _whole(models, steps, example_inputs, seen, rows, device, start + 0.8 * seconds, not warnings)
     if no_last:
@@ -134,30 +133,6 @@ def _step(model: nn.Module, inputs: Any) -> Callable[[], object]:
             optimizer.zero_grad()
 
     return step
-
-
-def _layers(model: nn.Module, step: Callable[[], object]) -> dict[ConvProblem, list[str]]:
-    """The names of the modules that compute each convolution in a step.
-
-    Raises:
-        ValueError: no convolution ran.
-    """
-    running: list[Running] = []
-    names: dict[ConvProblem, list[str]] = {}
-
-    def note(event: Event) -> None:
-        if running and event.outputs == (event.problem.bias_pass,):
-            now = running[-1]
-            names.setdefault(_plain(event.problem), []).append(now.name or type(now.module).__name__)
-
-    with module_names(model, running), observe_aten(), observing(note):
-        step()
-    return names
-
-
-def _plain(problem: ConvProblem) -> ConvProblem:
-    """Without what a forward and its backward may have different: a bias, a name."""
-    return problem.replace(name="", has_bias=False)
 
 
 def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, str]:
@@ -258,7 +233,7 @@ def _words(ratio: Ratio) -> str:
 
 
 def _observed(
-    steps: dict[str, Callable[[], object]], names: dict[str, dict[ConvProblem, list[str]]], until: float
+    steps: dict[str, Callable[[], object]], until: float
 ) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
     """Return the calls of a step by convgrad with PyTorch's time of the same layers, machines' limits, and a timeline.
 
@@ -268,7 +243,7 @@ def _observed(
     rounds: dict[str, list[Usage]] = {"PyTorch": [], "convgrad": []}
     while not rounds["convgrad"] or (len(rounds["convgrad"]) < _MOST_ROUNDS and time.perf_counter() < until):
         for name, each in rounds.items():
-            with observe_aten(), Usage() as usage:
+            with layer_ranges(), observe_aten(), Usage() as usage:
                 steps[name]()
             usage.end_step()
             each.append(usage)
@@ -276,21 +251,19 @@ def _observed(
     for usage in rounds["PyTorch"]:
         now: dict[tuple[str, str], float] = defaultdict(float)
         for call in usage.rows:
-            layers = names["PyTorch"].get(_plain(call.convolution), [])
-            for layer in layers:
-                now[layer, call.direction] += call.total / len(layers)
+            for layer in call.layers:
+                now[layer, call.direction] += call.total / len(call.layers)
         for key, total in now.items():
             times[key].append(total)
     kinds: dict[tuple[object, ...], list[Call]] = defaultdict(list)
     for call in (call for usage in rounds["convgrad"] for call in usage.rows):
-        kinds[_plain(call.convolution), call.outputs, call.backend].append(call)
+        kinds[computed(call.convolution), call.outputs, call.backend].append(call)
     if not kinds:
         raise ValueError("no convolution ran in this model")
     result = []
     for calls in kinds.values():
-        layers = tuple(names["convgrad"].get(_plain(calls[0].convolution), ()))
         one, total = median([c.total / c.calls for c in calls]), median([c.total for c in calls])
-        result.append(replace(calls[0], milliseconds=one, total=total, layers=layers))
+        result.append(replace(calls[0], milliseconds=one, total=total))
     seen, limits = limited([*map(reasoned, result)])
     rows = sorted((_against(call, seen, kinds, times) for call in seen), key=lambda call: -call.total)
     return rows, limits, rounds["convgrad"][-1].timeline(rows)
@@ -302,9 +275,9 @@ def _against(
     kinds: dict[tuple[object, ...], list[Call]],
     times: dict[tuple[str, str], list[float]],
 ) -> Call:
-    """A row of the profile, compared with PyTorch's time of the same direction of the same layers."""
-    problem = _plain(call.convolution)
-    same = [c for c in seen if c.direction == call.direction and _plain(c.convolution) == problem]
+    """Return a row of the profile, compared with PyTorch's time of the same direction of the same layers."""
+    problem = computed(call.convolution)
+    same = [c for c in seen if c.direction == call.direction and computed(c.convolution) == problem]
     stock = [times[layer, call.direction] for layer in call.layers if (layer, call.direction) in times]
     if not call.layers or len(stock) < len(call.layers):
         return call.normal()
@@ -392,7 +365,7 @@ def _error(models: dict[str, nn.Module], inputs: Any) -> str:
 def _kernels(rows: Sequence[Call], device: torch.device) -> tuple[Kernel, ...]:
     """For each kernel that the user registered, the layers that it computes, and those that it refuses and why."""
     ours, result = {backend.name for backend in built_in()}, []
-    layers_of = {_plain(row.convolution): row.layers for row in rows}
+    layers_of = {computed(row.convolution): row.layers for row in rows}
     for name, backend in backends().items():
         if name in ours:
             continue

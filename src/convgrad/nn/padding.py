@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.nn.modules import module as hooks_of_all
 from torch.overrides import TorchFunctionMode
 
 from .._compat import fx_tracing, jit_tracing, suggested_format, without_autocast
@@ -22,7 +21,7 @@ from ..ops import apply, autocast_is_on, cast
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, ConvProblem, PaddingMode
 from ..settings import may_choose_again
-from .batch_norm import activating_node, has_hooks, recomputed
+from .batch_norm import activating_node, has_global_hooks, has_hooks, recomputed
 from .deferred import Deferred, describes, watch
 from .tracing import leaf_of_fx
 
@@ -176,7 +175,7 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
         and len(zeros) <= 2 * input.dim()
         and all(type(n) is int and n >= 0 for n in zeros)
         and _padded_for.get(module, True)
-        and not hooks_of_all._has_any_global_hook()
+        and not has_global_hooks()
         and (node := activating_node(input)) is not None
     ):
         padded: Any = _Padding.apply(input, tuple(zeros))
