@@ -19,7 +19,7 @@ def row(problem: str, output: str, backend: str, part: float, *layers: str, call
         str(p), output, backend, reason="by rule: <slow> & wide", milliseconds=milliseconds, calls=calls,
         total=calls * milliseconds, layers=layers, pytorch=2 * milliseconds,
     )  # fmt: skip
-    return seen.against(LIMITS).normal()
+    return seen.against(LIMITS)
 
 
 def example(layers: int = 14) -> Profile:

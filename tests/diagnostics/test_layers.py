@@ -127,7 +127,7 @@ def test_a_script_names_its_layers_and_writes_its_third_step(tmp_path, steps):
     assert run_script(script, [str(steps)], usage=usage, out=out, measure=False, trace=target) == 0
     assert {row.layers for row in usage.rows} == {("0",), ("1.0",), ("1.1", "1.2")}
     assert "1.1 +1" in out.getvalue()
-    timeline = usage.timeline([row.normal() for row in usage.rows])
+    timeline = usage.timeline(usage.rows)
     assert len(timeline) == sum(row.calls for row in usage.rows) / steps
     assert timeline[0][1] == 0 <= timeline[-1][1]
     if steps < 3:

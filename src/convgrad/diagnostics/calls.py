@@ -30,7 +30,6 @@ from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_li
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_NUMBERS = ("pytorch", "least", "of_limit", "speedup", "low", "high")  # that a call may have
 _parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
 
 
@@ -142,14 +141,6 @@ class Call:
         """Whether it is a part of the forward or of the backward."""
         return "forward" if self.passes == (self.convolution.bias_pass,) else "backward"
 
-    def normal(self, **more: Any) -> Call:
-        """Return a row of a profile: its layout from its problem, the kernel in the backend's name, rounded numbers."""
-        ms, total = rounded(more.pop("milliseconds", self.milliseconds)), rounded(more.pop("total", self.total))
-        result = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
-        numbers = {n: rounded(v) for n in _NUMBERS if (v := getattr(result, n)) is not None}
-        return replace(result, problem=str(self.convolution), outputs="+".join(self.passes),
-                       layout=self.convolution.layout, **numbers)  # fmt: skip
-
     def against(self, limits: Limits | None) -> Call:
         """Return the same, compared with what its machine can do at best."""
         if limits is None:
@@ -165,11 +156,6 @@ def computed(problem: ConvProblem) -> ConvProblem:
     return problem.replace(name="", has_bias=False)
 
 
-def rounded(value: float) -> float:
-    """Return a number to four digits."""
-    return float(f"{value:.4g}")
-
-
 def kernel_of_event(event: Event) -> str:
     """Return which of a backend's kernels ran, of ATen its own backend; empty where there is one only."""
     try:
@@ -183,7 +169,7 @@ def kernel_of_event(event: Event) -> str:
 
 def reasoned(call: Call) -> Call:
     """Return a call with the reason for which the engine leaves it to PyTorch, in place of the plain fact."""
-    if call.backend == "aten":
+    if call.backend.partition(" ")[0] == "aten":
         steps = choose(call.convolution, call.passes, torch.device(call.device), active())
         if [step.backend.name for step in steps] == ["aten"]:
             return replace(call, reason=steps[0].reason)
@@ -358,7 +344,8 @@ class Usage(Trace):
         with _adding:
             key = (event.problem, event.outputs, event.backend, event.device)
             if key not in self._sums:
-                self._sums[key] = Call.of(event, kernel_of_event(event)), [0, 0.0], deque(maxlen=101)
+                first = Call.of(event, kernel_of_event(event))
+                self._sums[key] = replace(first, backend=first.name, kernel=""), [0, 0.0], deque(maxlen=101)
             _, sums, latest = self._sums[key]
             sums[0] += 1
             sums[1] += event.seconds
@@ -417,10 +404,10 @@ class Usage(Trace):
         number = {(row.problem, row.outputs, row.backend, row.device): i for i, row in reversed([*enumerate(rows)])}
         result = []
         for key, start, seconds in self._step:
-            call = self._sums[key][0].normal()
+            call = self._sums[key][0]
             i = number.get((call.problem, call.outputs, call.backend, call.device))
             if i is not None:
-                result.append((i, rounded((start - self._step[0][1]) * 1e3), rounded(seconds * 1e3)))
+                result.append((i, (start - self._step[0][1]) * 1e3, seconds * 1e3))
         return tuple(result)
 
     def add(self, calls: Sequence[Call]) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,11 @@ def _call(line: Mapping[str, Any]) -> Call:
     one, calls = float(line["milliseconds"]), int(line.get("calls") or 1)
     if calls < 1 or not 0 <= one < float("inf"):
         raise ValueError(f"{calls} calls of {one} ms")
-    more = {name: float(line[name]) for name in ("of_limit", "pytorch") if line.get(name)}
-    return Call(
+    more: dict[str, Any] = {name: float(line[name]) for name in ("of_limit", "pytorch") if line.get(name)}
+    call = Call(
         line["problem"],
         re.sub(r" \([^)]*\)", "", line["outputs"]),  # what the outputs of a transposed one are to its user
-        line["backend"],
-        line.get("kernel") or "",
+        f"{line['backend']} {line.get('kernel') or ''}".rstrip(),
         device=line.get("device") or "cpu",
         reason=line.get("reason") or "",
         milliseconds=one,
@@ -67,4 +67,6 @@ def _call(line: Mapping[str, Any]) -> Call:
         total=one * calls,
         copied=len(copies.split(";")) if (copies := line.get("copies")) else 0,
         layers=tuple((line.get("layers") or "").split()),
-    ).normal(**more)
+        **more,
+    )
+    return replace(call, problem=str(call.convolution), outputs="+".join(call.passes), layout=call.convolution.layout)
