@@ -121,7 +121,7 @@ def test_numbers_and_words(tree: Tree, profile: Profile) -> None:
         "With convgrad the training step is 1.52x [1.48, 1.57] as fast",
         "83.1 ms instead of 126 ms.",
         "[0.97, 1.04] no difference",
-        "depthwise 7\N{MULTIPLICATION SIGN}7, 32 channels, 68\N{MULTIPLICATION SIGN}68, batch 4",
+        "depthwise 7x7, 32 channels, 68x68, batch 4",
         "convgrad tune x",
         "the run before, 2026-11-22 11:30",
         "only after",

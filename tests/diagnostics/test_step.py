@@ -92,7 +92,7 @@ def test_a_model_that_does_not_run_in_the_other_layout() -> None:
 
     profile = profile_model(Viewing(), torch.randn(2, 3, 12, 12), seconds=1)
     assert [v.name for v in profile.variants] == ["PyTorch", "convgrad"]
-    assert any("does not run there" in note for note in profile.notes)
+    assert any("does not run there" in line for line in profile.whole)
 
 
 def test_a_model_without_a_convolution_or_a_copy() -> None:

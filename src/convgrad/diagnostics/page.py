@@ -6,19 +6,19 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engine.ab_timer import Ratio
-from ..problem import ConvProblem
+from ..tables import Table
 from .calls import without_figures
 from .pictures import by_pytorch, draw_roofline, short_names, svg
+from .screen import described, milliseconds, parts_of, shown
 
 if TYPE_CHECKING:
     from .profile import Change, Profile
 
 _HERE = Path(__file__).parent
 _CHANGES = 20  # that are shown of all
-_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def page_of(profile: Profile, changes: Sequence[Change]) -> str:
@@ -36,28 +36,59 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    rows, variants = profile.rows, profile.variants
+    rows = profile.rows
     return environment.get_template("page.html").render(
         **text,
         p=profile,
         data=Markup(data),
         roofline=Markup(_roofline(profile)),
+        forms=_forms(profile).cells(),
+        parts=parts_of(profile).cells() if profile.parts else [],
+        changes=_changes(profile, changes).cells(),
         names=short_names(rows),
         reasons=Counter(without_figures(r.reason) for r in rows if r.reason).most_common(),
         ends=max((m.start + m.milliseconds for m in profile.timeline), default=0.0),
-        changes=changes[:_CHANGES],
         finding=profile.finding.partition(". "),
         convolutions=sum(r.total for r in rows),
-        slowest=max((v.milliseconds for v in variants), default=1.0),
         pytorch=any(r.pytorch is not None for r in rows),
         limit=any(r.of_limit is not None for r in rows),
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
-        time=lambda milliseconds: shown(milliseconds / 1e3),
+        time=_time,
         described=described,
         ms=milliseconds,
         side=lambda backend: "theirs" if by_pytorch(backend) else "ours",
-        ratio=lambda v: "" if v.speedup is None else str(Ratio(v.speedup, v.low, v.high)),
     )
+
+
+def _time(milliseconds: float) -> str:
+    return shown(milliseconds / 1e3)
+
+
+def _forms(profile: Profile) -> Table[tuple[str, float, Any]]:
+    """Return the whole in each of its forms."""
+    forms = [
+        (v.name, v.milliseconds, v.speedup and Ratio(v.speedup, v.low or 0, v.high or 0)) for v in profile.variants
+    ]
+    forms += [("of it in convolutions", sum(r.total for r in profile.rows), None)] * (profile.kind == "run")
+    return Table(forms, {
+        "computed by": (lambda form: form[0], ""),
+        "time": (lambda form: _time(form[1]), ">"),
+        "against PyTorch": (lambda form: str(form[2] or ""), ""),
+    })  # fmt: skip
+
+
+def _changes(profile: Profile, changes: Sequence[Change]) -> Table[tuple[str, float | None, float | None]]:
+    """Return the largest changes since the run before, the whole first."""
+    each = [(f"{described(c.problem)}, {c.direction}", c.before, c.after) for c in changes[:_CHANGES]]
+    if profile.before and profile.before.milliseconds and profile.milliseconds:
+        each.insert(0, ("the whole", profile.before.milliseconds, profile.milliseconds))
+    return Table(each, {
+        "convolution": (lambda c: c[0].replace("\N{NO-BREAK SPACE}", " "), ""),
+        "ms before": (lambda c: milliseconds(c[1]), ">"),
+        "ms after": (lambda c: milliseconds(c[2]), ">"),
+        "speed-up": (
+            lambda c: f"{c[1] / c[2]:.2f}x" if c[1] and c[2] else "only before" if c[1] else "only after", ">"),
+    })  # fmt: skip
 
 
 def _roofline(profile: Profile) -> str:
@@ -66,39 +97,3 @@ def _roofline(profile: Profile) -> str:
     except ValueError:
         return "<p>No call has a time.</p>"
     return svg(figure, f"Roofline of {len(profile.rows)} rows: operations per second against operations per byte")
-
-
-# ---- words ------------------------------------------------------------------------------------------
-
-
-def described(problem: str) -> str:
-    """A convolution in words, as short as they go."""
-    p = ConvProblem.parse(problem)
-    kind = "depthwise" if p.depthwise else "dense" if p.groups == 1 else f"{p.groups} groups"
-    words = [f"{'transposed ' if p.transposed else ''}{kind} {_sizes(p.kernel_size)}"]
-    ends = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
-    words.append(f"{ends[0]} channels" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]} channels")
-    words.append(_sizes(p.output_size if p.transposed else p.input_size))
-    uneven = [str(pair) for pair in dict.fromkeys(p.padding) if pair[0] != pair[1]]
-    words += [f"stride {_sizes(p.stride)}"] if set(p.stride) != {1} else []
-    words += [f"dilation {_sizes(p.dilation)}"] if set(p.dilation) != {1} else []
-    words += [f"batch {p.batch}"]
-    words += [f"padding {' '.join(uneven)}"] if uneven else []
-    words += [f"{p.padding_mode} padding"] if p.padding_mode != "zeros" else []
-    words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
-    words += ["channels_last"] if p.channels_last else []
-    return ", ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words)
-
-
-def _sizes(sizes: tuple[int, ...]) -> str:
-    return str(sizes[0]) if len(sizes) == 1 else _TIMES.join(map(str, sizes))
-
-
-def milliseconds(value: float | None) -> str:
-    """Three digits; empty where nothing was measured."""
-    return "" if not value else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def shown(seconds: float) -> str:
-    """A time in words."""
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

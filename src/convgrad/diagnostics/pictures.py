@@ -137,35 +137,36 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
     """Name the points that have a label, the most important first, where there is room: on no other mark or text."""
     from matplotlib.transforms import Bbox
 
+    def boxes(x0: float, y0: float, x1: float, y1: float) -> list[Any]:
+        """Return small boxes along a line."""
+        return [Bbox.from_bounds(x0 + (x1 - x0) * t / 20, y0 + (y1 - y0) * t / 20, 1, 1) for t in range(20)]
+
     figure.draw_without_rendering()  # now it is known where everything is
-    inside, names = axes.get_window_extent(), [text.get_window_extent() for text in axes.texts]
+    inside, names, unit = axes.get_window_extent(), [t.get_window_extent() for t in axes.texts], figure.dpi / 72
     taken: list[Any] = []
     for line in axes.lines:
-        for (x0, y0), (x1, y1) in pairwise(axes.transData.transform(line.get_xydata())):
-            steps = [(x0 + (x1 - x0) * t / 40, y0 + (y1 - y0) * t / 40) for t in range(41)]
-            taken += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in steps]
+        for start, end in pairwise(axes.transData.transform(line.get_xydata())):
+            taken += boxes(*start, *end)
     for one in drawn:
         (px, py), r = axes.transData.transform((one.x, one.y)), math.sqrt(one.size) / 2
         taken.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
     for one in sorted((one for one in drawn if one.label), key=lambda one: -one.size):
-        text = axes.annotate(
-            one.label, (one.x, one.y), (0, 0), textcoords="offset points", fontsize=9, va="center", zorder=4,
-            color=_COLORS["ink"],
-            arrowprops={"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0},
-        )  # fmt: skip
+        line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+        text = axes.annotate(one.label, (one.x, one.y), (0, 0), textcoords="offset points", fontsize=9, va="center",
+                             color=_COLORS["ink"], zorder=4, arrowprops=line)  # fmt: skip
         text.set_in_layout(False)
-        size, (px, py), unit = text.get_window_extent(), axes.transData.transform((one.x, one.y)), figure.dpi / 72
+        size, (px, py) = text.get_window_extent(), axes.transData.transform((one.x, one.y))
         for far, angle in product(_FAR, range(0, 360, 30)):
-            dx, dy = far * unit * math.cos(math.radians(angle)), far * unit * math.sin(math.radians(angle))
+            dx, dy = far * math.cos(math.radians(angle)), far * math.sin(math.radians(angle))
             side = 0 if angle in (90, 270) else 1 if dx > 0 else -1
-            left = px + dx - size.width * (1 - side) / 2
-            box = Bbox.from_bounds(left, py + dy - size.height / 2, size.width, size.height)
-            steps = [(px + t / 20 * dx, py + t / 20 * dy) for t in range(20)]
-            if (inside.contains(*box.min) and inside.contains(*box.max) and not box.count_overlaps(taken + names)
-                    and not any(name.contains(*step) for name in names for step in steps)):  # fmt: skip
+            left = px + dx * unit - size.width * (1 - side) / 2
+            box = Bbox.from_bounds(left, py + dy * unit - size.height / 2, size.width, size.height)
+            leader = boxes(px, py, px + dx * unit, py + dy * unit)
+            in_it = inside.contains(*box.min) and inside.contains(*box.max)
+            if in_it and not box.count_overlaps(taken + names) and not any(b.count_overlaps(names) for b in leader):
                 names.append(box)
-                taken += [Bbox.from_bounds(*step, 1, 1) for step in steps]
-                text.set(position=(dx / unit, dy / unit), ha={-1: "right", 0: "center", 1: "left"}[side])
+                taken += leader
+                text.set(position=(dx, dy), ha={-1: "right", 0: "center", 1: "left"}[side])
                 break
         else:
             text.remove()

@@ -23,8 +23,8 @@ from .calls import Usage, limited, reasoned
 from .children import Watch, watching
 from .costs import costs_of_rows
 from .files import read_table
-from .page import shown
 from .profile import Profile, Variant
+from .screen import shown
 from .step import Stage, quiet
 
 
