@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend
-from convgrad.backends.triton.launch import bound, bound_bands, bound_silu
+from convgrad.backends.triton.launch import bound, bound_bands
 from convgrad.backends.triton.start import ALL_REGISTERS, PROGRAMS, Launch
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 
@@ -109,12 +109,12 @@ def launches(text: str, what: str) -> list[Call]:
                 bias = given[-1] if problem.has_bias else None
                 grad = torch.empty(problem.output_shape, dtype=problem.dtype, device="meta")
                 slope = what != "silu"
-                bound_silu(problem, slope, print)(*given[:2], bias, None, grad if slope else None)
+                bound(problem, outputs, print, 1 + slope)(given[0], given[1], bias, None, grad if slope else None)
         elif not TritonBackend().reasons_against(problem, outputs, cuda):
             bound(problem, outputs, print)(*given)
         if what in PASSES and not TritonBandedBackend().reasons_against(problem, outputs, cuda):
             precision = "tf32" if problem.dtype == torch.float32 else "ieee"
-            bound_bands(problem, outputs[0], precision, print)(*given)
+            bound_bands(problem, outputs, precision, print)(*given)
     return calls
 
 

@@ -78,10 +78,8 @@ def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tenso
     first, second = (operands[r] for r in CONTRACTED[yields])
     if yields == "output":
         return ops.convolution.default(first, second, None, *form.arguments)
-    options = {"memory_format": form.memory_format}
-    if yields == "input":
-        return ops.grad_input.default(first, second, form.input_size, *form.arguments, **options)
-    return ops.grad_weight.default(first, second, form.weight_size, *form.arguments, **options)
+    gradient, size = (ops.grad_input, form.input_size) if yields == "input" else (ops.grad_weight, form.weight_size)
+    return gradient.default(first, second, size, *form.arguments, memory_format=form.memory_format)
 
 
 def derivative(

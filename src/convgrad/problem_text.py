@@ -38,15 +38,20 @@ EXAMPLE: Final = "g32mb1ic32ih112oc32oh112kh3sh1ph1dh0 or mb2ic3iw100oc8kw5 bflo
 
 #: Every dtype that has a plain name, and benchdnn's short names.
 DTYPES: Final[dict[str, torch.dtype]] = {
-    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")},
+    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "uint8")},
     **{name: getattr(torch, name) for name in ("complex32", "complex64", "complex128")},
-    **{name: getattr(torch, name) for name in ("uint8", "int8", "int16", "int32", "int64")},
+    **{name: getattr(torch, name) for name in ("int8", "int16", "int32", "int64")},
     **{"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64},
     **{"s8": torch.int8, "u8": torch.uint8, "s32": torch.int32},
 }
 #: Padding modes other than zeros.
 MODES: Final = ("circular", "reflect", "replicate")
-WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias", *MODES))
+#: Each word that may follow a descriptor: what it says, and the value.
+_WORDS: Final[dict[str, tuple[str, Any]]] = {
+    **{name: ("dtype", dtype) for name, dtype in DTYPES.items()},
+    **{name: (name, True) for name in ("channels_last", "transposed", "bias")},
+    **{mode: ("padding mode", mode) for mode in MODES},
+}
 
 _MOST_DIGITS: Final = 18
 _FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?(?::(-?\d+))?_*")
@@ -56,23 +61,16 @@ _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) -> Problem:
     """Read one descriptor and the words after it, as `ConvProblem.parse`; ``make`` makes the problem of its fields."""
     fields, name, end = _read_fields(text)
-    dtype, mode, words = None, "zeros", {"channels_last": False, "transposed": transposed, "bias": False}
+    said: dict[str, Any] = {"transposed": True} if transposed else {}
     for word in re.finditer(r"\S+", text[end:]):
-        if word[0] in DTYPES:
-            if dtype not in (None, DTYPES[word[0]]):
-                raise _error(text, end + word.start(), f"a second dtype, {word[0]!r}")
-            dtype = DTYPES[word[0]]
-        elif word[0] in words:
-            words[word[0]] = True
-        elif word[0] in MODES:
-            if mode not in ("zeros", word[0]):
-                raise _error(text, end + word.start(), f"a second padding mode, {word[0]!r}")
-            mode = word[0]
-        else:
+        what, value = _WORDS.get(word[0], ("", None))
+        if not what:
             known = f"channels_last, transposed, bias, {', '.join(MODES)}, or a dtype such as float64 or bf16"
             raise _error(text, end + word.start(), f"unknown word {word[0]!r}, expected {known}")
+        if said.setdefault(what, value) != value:
+            raise _error(text, end + word.start(), f"a second {what}, {word[0]!r}")
 
-    channels_last, transposed = words["channels_last"], words["transposed"]
+    channels_last, transposed = "channels_last" in said, "transposed" in said
     dims = _dimensions(text, fields, transposed)
     if channels_last and len(dims) == 1:
         raise _error(text, end, "channels_last needs 2 or 3 spatial dimensions, this problem has 1")
@@ -85,11 +83,11 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             out_channels=ic if transposed else oc,
             groups=fields.get("g", 1),
             **fields_of(dims),
-            dtype=dtype or torch.float32,
+            dtype=said.get("dtype", torch.float32),
             memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
-            has_bias=words["bias"],
+            has_bias="bias" in said,
             origin="transposed" if transposed else "plain",
-            padding_mode=mode,
+            padding_mode=said.get("padding mode", "zeros"),
             name=name,
         )
     except ValueError as e:
@@ -121,7 +119,7 @@ def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
             raise _error(text, at, f"field {key!r} has no number")
         if found[3] is not None and key[0] != "p":
             raise _error(text, at, f"field {key!r} has two numbers, and only padding has two sides")
-        for name, number in ((key, value), (_high(key), found[3])):
+        for name, number in ((key, value), (key + ":", found[3])):
             if number is None:
                 continue
             if len(number) > _MOST_DIGITS:
@@ -136,11 +134,6 @@ def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
     if not fields:
         raise _error(text, at, "no fields")
     return fields, "", at
-
-
-def _high(key: str) -> str:
-    """The key of a padding's high side, where the low side has this one."""
-    return f"{key}:"
 
 
 def _needed(text: str, fields: dict[str, int], key: str, least: int) -> int:
@@ -177,7 +170,7 @@ def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -
     size = _needed(text, fields, "i" + axis, 0)
     kernel = _needed(text, fields, "k" + axis, _least(fields))
     stride, dilation = fields.get("s" + axis, 1), fields.get("d" + axis, 0) + 1
-    low, high, out = fields.get("p" + axis), fields.get(_high("p" + axis)), fields.get("o" + axis, 0)
+    low, high, out = fields.get("p" + axis), fields.get(f"p{axis}:"), fields.get("o" + axis, 0)
     span = effective_kernel(kernel, dilation)
     if not out and not (transposed and "o" + axis in fields):
         low = low or 0
@@ -209,20 +202,14 @@ def format_problem(problem: Any) -> str:
     def spatial(letter: str, column: int) -> str:
         return "".join(f"{letter}{axis}{value}" for axis, value in zip(axes, columns[column], strict=False))
 
-    words = [
-        f"g{p.groups}mb{p.batch}ic{ic}{spatial('i', 0)}oc{oc}{spatial('o', 1)}"
-        + "".join(spatial(letter, 2 + i) for i, letter in enumerate("kspd"))
-    ]
+    text = f"g{p.groups}mb{p.batch}ic{ic}{spatial('i', 0)}oc{oc}{spatial('o', 1)}"
+    text += "".join(spatial(letter, 2 + i) for i, letter in enumerate("kspd"))
     if p.name:
-        words[0] += 'n"' + p.name.replace('"', "'").replace("\n", " ") + '"'
-    if p.dtype != torch.float32:
-        words.append(str(p.dtype).removeprefix("torch."))
-    words += [
-        w for w, on in (("channels_last", p.channels_last), ("transposed", p.transposed), ("bias", p.has_bias)) if on
-    ]
-    if p.padding_mode != "zeros":
-        words.append(p.padding_mode)
-    return " ".join(words)
+        text += 'n"' + p.name.replace('"', "'").replace("\n", " ") + '"'
+    dtype = str(p.dtype).removeprefix("torch.")
+    words = {dtype: p.dtype != torch.float32, "channels_last": p.channels_last, "transposed": p.transposed}
+    words |= {"bias": p.has_bias, p.padding_mode: p.padding_mode != "zeros"}
+    return " ".join([text, *(word for word, on in words.items() if on)])
 
 
 def read_problem_file(
@@ -300,21 +287,14 @@ def _join_continued(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         yield first, begun
 
 
-def _split_line(line: str) -> Iterator[str]:
+def _split_line(line: str) -> list[str]:
     """Options, and descriptors each with the words that follow it; spaces inside a quoted name do not split."""
-    current = ""
+    found: list[str] = []
     for token in re.findall(r'(?:[^\s"]|"[^"]*(?:"|$))+', line):
         if token.startswith("#"):
             break
-        if token in WORDS and current:
-            current += " " + token
-            continue
-        if current:
-            yield current
-        current = ""
-        if token.startswith("--"):
-            yield token
+        if token in _WORDS and found and not found[-1].startswith("--"):
+            found[-1] += f" {token}"
         else:
-            current = token
-    if current:
-        yield current
+            found.append(token)
+    return found

@@ -75,8 +75,12 @@ def conv_geometry(
 
 
 def _at_least(least: int, name: str, values: Shape, otherwise: str) -> None:
+    _each(values, least, lambda: f"{otherwise}, but got {name}={list(values)}")
+
+
+def _each(values: Shape, least: int, message: Callable[[], str]) -> None:
     for value in values:
-        require(value >= least, lambda: f"{otherwise}, but got {name}={list(values)}")
+        require(value >= least, message)
 
 
 def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
@@ -195,11 +199,8 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry, as_onednn
     sizes, kernel = tuple(input_shape[2:]), tuple(weight_shape[2:])
     dims = tuple(zip(sizes, kernel, g.stride, g.padding, g.dilation, g.output_padding, strict=True))
     least = 0 if any(isinstance(n, int) and n == 0 for n in input_shape[:2]) else 1
-    for k in kernel:
-        require(
-            k >= least,
-            lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}",
-        )
+    positive = "kernel size should be greater than zero"
+    _each(kernel, least, lambda: f"{positive}, but got weight of size {list(weight_shape)}")
     if g.transposed:
         for _, _, s, _, dil, op in dims:
             require(
@@ -222,19 +223,13 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry, as_onednn
                 ),
             )
         out = tuple(output_length(n, k, s, low, high, dil) for n, k, s, (low, high), dil, _ in dims)
-    for n in sizes:
-        require(
-            n >= least,
-            lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(input_shape)}",
-        )
-    for n in out:
-        require(
-            n >= (0 if as_onednn and g.transposed else least),
-            lambda: (
-                f"{f'Given input size per channel: ({_by(sizes)}). ' if g.transposed else ''}"
-                f"Calculated output size per channel: ({_by(out)}). Output size is too small"
-            ),
-        )
+    only = "Only zero batch or zero channel inputs are supported"
+    _each(sizes, least, lambda: f"{only}, but got input shape: {list(input_shape)}")
+    _each(
+        out, 0 if as_onednn and g.transposed else least,
+        lambda: f"{f'Given input size per channel: ({_by(sizes)}). ' if g.transposed else ''}"
+        f"Calculated output size per channel: ({_by(out)}). Output size is too small",
+    )  # fmt: skip
     return out
 
 
@@ -301,30 +296,22 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
 
 
 def problem_of_tensors(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *rest: Any
 ) -> ConvProblem:
-    """Return the problem of a call, as `ConvProblem.of`."""
+    """Return the problem of a call, as `ConvProblem.of`; ``rest`` is whether it is transposed, and what follows it."""
     input = input.unsqueeze(0) if input.dim() == weight.dim() - 1 else input
     if isinstance(padding, str):
         dilations = _expand("dilation", dilation, weight.dim() - 2)
         totals = [(k - 1) * dil for k, dil in zip(weight.shape[2:], dilations, strict=True)]
         halves = {"valid": [0] * (2 * len(totals)), "same": [p for t in totals for p in (t // 2, t - t // 2)]}
-        if transposed or padding not in halves:
+        if rest[0] or padding not in halves:
             raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
         padding = halves[padding]
     elif isinstance(padding, int):
         padding = (padding,)
     elif padding and not isinstance(padding[0], int):
         padding = [side for pair in padding for side in pair]
-    g = conv_geometry(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    g = conv_geometry(weight.shape, stride, padding, dilation, *rest)
     output_shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
     return problem_of(
         input.shape, weight.shape, output_shape, g, dtype=input.dtype, memory_format=layout_of(input, weight, g),

@@ -262,19 +262,19 @@ def grad_input(
     p, call = problem, _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
     matrix = call.matrix(weight).transpose(1, 2)  # [G, C_in/G * K, C_out/G]
     grad_input = call.result(p.input_shape)
-    widened = grad_input.dtype != call.dtype
-    wide = call.take(call.shape[0], *p.input_shape[1:]) if widened else grad_input
+    wide = None if grad_input.dtype == call.dtype else call.take(call.shape[0], *p.input_shape[1:])
     for at, boxes in groupby(pieces(p, call.shape), key=lambda piece: piece[0]):
-        target = (wide[: at.stop - at.start] if widened else grad_input[at]).zero_()
+        images = grad_input[at]
+        sums = (images if wide is None else wide[: len(images)]).zero_()
         for piece in boxes:
             part, scratch = call.of_output(grad_output, piece)
             columns = call.columns_of(piece)
             torch.bmm(matrix, scratch.copy_(part).view(p.groups, -1, columns.shape[2]), out=columns)
-            call.scatter(target, piece)
+            call.scatter(sums, piece)
         if bias is not None:
-            target += bias.view(-1, *(1,) * p.ndim)
-        if widened:
-            grad_input[at] = target
+            sums += bias.view(-1, *(1,) * p.ndim)
+        if wide is not None:
+            images.copy_(sums)
     return grad_input
 
 

@@ -12,14 +12,10 @@ from .._compat import accumulate_dtype
 from . import _native_library as library
 from .native import DTYPES
 
-#: How many elements an input has at least where it gains on one thread (half as many gained nothing in whole steps on a
-#: Xeon, in float32 and bfloat16): a node of autograd computed in Python takes longer, the more so in a network, whose
-#: other layers leave nothing of it in the caches. Several threads gain less by an element: twice as many for each of
-#: them (ResNet-20 and MobileNetV2 with inputs between both limits were 0.95x to 0.99x on two). In 16 bits PyTorch's
-#: kernels take a third of the time: four times as many (ResNet-20 under autocast, with inputs between, was 0.92x). Of a
-#: channel, which costs more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors
-#: (0.4x with 9, 1.04x with 16). Where each image is normalized by itself, the parameters are repeated for each (0.8x to
-#: 1.2x with 2**16 elements on a Zen 4).
+#: The least sizes with which a training step gains, as measured in whole steps: elements of an input on one thread
+#: (several: twice as many for each; in 16 bits: four times as many, for PyTorch's kernels take a third of the time), of
+#: a channel, and of its part of an image, which is read in vectors. Where each image is normalized by itself the
+#: parameters are repeated for each. Below, a node of autograd computed in Python costs more than the kernel saves.
 LEAST_NORM = {"input": 3 * 2**14, "channel": 64, "pixels": 16, "input, by image": 2**18}
 
 #: What an input in channels_last has at least: a vector.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from . import autocast, autograd, batching, fake, flops, kernels, with_backend
+from . import autocast, autograd, batching, flops, kernels, with_backend
 from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
 from .autograd import apply
 from .flops import profiled_call
@@ -51,9 +51,10 @@ def _define(name: str, schema: str, kernel: Rule, without_data: Rule, batched: R
 
 
 for _name, _schema in SCHEMAS.items():
-    _rules = [getattr(room, _name) for room in (kernels, fake, batching, autograd)]
+    _rules = [getattr(kernels, _name), getattr(kernels, f"fake_{_name}")]
+    _rules += [getattr(room, _name) for room in (batching, autograd)]
     _define(_name, _schema, *_rules)
-    _define(f"{_name}.with_backend", *with_backend.overload(_schema, *_rules))
+    _define(f"{_name}.with_backend", with_backend.overload(_schema), *map(with_backend.under_request, _rules))
 
 autocast.register(_library)
 flops.register()

@@ -1,14 +1,15 @@
-"""The operators below autograd: resolve the call, run its plan."""
+"""The operators below autograd: resolve the call, run its plan; or only validate it, for tensors without data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..engine import Plan, checked_convolution, resolve
+from ..engine import Plan, checked_backward, checked_convolution, checked_grad_input, checked_grad_weight, resolve
+from ..shapes import channels_of_output
 
 
 def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
@@ -40,3 +41,36 @@ def _gradient(op: str, count: int) -> Callable[..., Any]:
 
 convolution_backward = _gradient("convolution_backward", 3)
 grad_input, grad_weight = _gradient("grad_input", 2), _gradient("grad_weight", 2)
+
+
+# ---- without data: the same validation, with symbolic sizes ------------------------------------------------
+
+
+def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_format) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def _fake(checked: Callable[..., Any], size: str) -> Callable[..., Tensor]:
+    def fake(first: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """The output, or one gradient, without data."""
+        call = checked(first, *arguments, **options)
+        return _empty(getattr(call, size), first, call.layout)
+
+    return fake
+
+
+fake_convolution = _fake(checked_convolution, "output_size")
+fake_grad_input, fake_grad_weight = _fake(checked_grad_input, "input_size"), _fake(checked_grad_weight, "weight_size")
+
+
+def fake_convolution_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients that the mask selects, without data."""
+    call = checked_backward(grad_output, input, weight, *arguments)
+    g = call.geometry
+    return (
+        _empty(input.shape, input, call.layout) if call.mask[0] else None,
+        _empty(weight.shape, weight, call.layout) if call.mask[1] else None,
+        input.new_empty(channels_of_output(weight.shape, g.transposed, g.groups)) if call.mask[2] else None,
+    )

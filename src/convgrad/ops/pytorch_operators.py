@@ -51,8 +51,8 @@ from ..engine import (
 from ..errors import BackendError, ConvgradError
 from ..shapes import channels_of_output, conv_geometry
 from ..validation import check_backward, check_operands
-from . import fake
 from .autograd import gradients_of_backward
+from .kernels import fake_convolution, fake_convolution_backward
 
 _aten = torch.ops.aten
 _lock = lock_over_forks()
@@ -275,7 +275,7 @@ def _open_table() -> Table | None:
             return None
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
-    library.impl("convolution_overrideable", fake.convolution, "Meta")
+    library.impl("convolution_overrideable", fake_convolution, "Meta")
     library.impl("convolution_backward_overrideable", _fake_backward, "Meta")
     library.impl("convolution_backward_overrideable", _batched_backward, "FuncTorchBatched")
     for key in ("AutogradCPU", "AutogradCUDA"):  # a kernel at "Autograd" would yield to PyTorch's composite one
@@ -292,7 +292,7 @@ def _with_bias_sizes(grad_output: Tensor, arguments: tuple[Any, ...]) -> tuple[A
 
 def _fake_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
     """Return the gradients without data, of a backward that is compiled after an eager forward."""
-    return fake.convolution_backward(grad_output, input, weight, *_with_bias_sizes(grad_output, arguments))
+    return fake_convolution_backward(grad_output, input, weight, *_with_bias_sizes(grad_output, arguments))
 
 
 def _batched_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:

@@ -20,25 +20,21 @@ from . import decompositions
 Rule = Callable[..., Any]
 
 
-def overload(
-    schema: str, kernel: Rule, fake: Rule, batching: Rule, autograd: Rule
-) -> tuple[str, Rule, Rule, Rule, Rule]:
-    """The schema with one more keyword, the name of a backend or of one for each pass, and the rules that follow it."""
+def overload(schema: str) -> str:
+    """Return the schema with one more keyword, the name of a backend or of one for each pass."""
     arguments, result = schema.split(") -> ")
     star = "" if " *, " in arguments else " *,"
+    return f"{arguments},{star} str backend) -> {result}"
 
-    def under(rule: Rule) -> Rule:
-        def requested(*args: Any, backend: str, **options: Any) -> Any:
-            with resume(_decode(backend)):
-                return rule(*args, **options)
 
-        return requested
+def under_request(rule: Rule) -> Rule:
+    """Return the rule of an operator as that of its overload."""
 
-    def without_data(*args: Any, backend: str, **options: Any) -> Any:
-        return fake(*args, **options)
+    def requested(*args: Any, backend: str, **options: Any) -> Any:
+        with resume(_decode(backend)):
+            return rule(*args, **options)
 
-    schema = f"{arguments},{star} str backend) -> {result}"
-    return schema, under(kernel), without_data, under(batching), under(autograd)
+    return requested
 
 
 def operator(name: str) -> Callable[..., Any]:

@@ -128,7 +128,7 @@ def assert_exact(backend: TritonBackend, problem: ConvProblem) -> None:
             continue
         got = backend.bind(problem, (pass_,))(*operands)
         assert torch.equal(got, expected[pass_]), pass_
-        assert check.fault(problem, (pass_,), (*operands, None), (got,), "direct") is None
+        assert check.fault(problem, (pass_,), {**given, pass_: got}, "direct") is None
     for outputs in reversed(backend.sweeps):  # the larger one first
         if backend.reasons_against(problem, outputs, CPU):
             continue
@@ -138,7 +138,7 @@ def assert_exact(backend: TritonBackend, problem: ConvProblem) -> None:
         got = backend.bind(problem, outputs)(*slots, scratch)
         for output, tensor in zip(outputs, got, strict=True):
             assert torch.equal(tensor, expected[output]), output
-        assert check.fault(problem, outputs, slots, got, "direct") is None
+        assert check.fault(problem, outputs, {**given, **dict(zip(outputs, got, strict=True))}, "direct") is None
         break
 
 
@@ -244,14 +244,14 @@ def test_the_check_of_first_use_finds_one_wrong_element() -> None:
     for pass_ in PASSES:
         given = [operands[slot] for slot in OPERANDS[pass_]]
         right = TritonBackend().bind(problem, (pass_,))(*given)
-        assert check.fault(problem, (pass_,), (*given, None), (right,), "direct") is None
+        assert check.fault(problem, (pass_,), {**operands, pass_: right}, "direct") is None
         for at in (0, -1):
             wrong = right.clone()
             wrong[(at,) * wrong.dim()] += 0.25 * wrong.abs().max()
             if pass_ == "grad_weight":
                 wrong = right.clone()
                 wrong[at, 0, at, at] += 0.25 * right.abs().max()
-            fault = check.fault(problem, (pass_,), (*given, None), (wrong,), "direct")
+            fault = check.fault(problem, (pass_,), {**operands, pass_: wrong}, "direct")
             assert fault is not None
             assert "1 of" in fault
             assert pass_ in fault
@@ -348,9 +348,9 @@ def test_silu(text: str, biased: bool) -> None:
         got = run(x, w, bias, centre)
         assert got.is_contiguous(memory_format=problem.memory_format)
         torch.testing.assert_close(got, expected.to(problem.dtype))
-        operands = (x, w, bias, centre)
-        assert check.fault(problem, ("forward",), operands, (got,), "direct", silu=True) is None
-        wrong = check.fault(problem, ("forward",), operands, (got + 0.25,), "direct", silu=True)
+        tensors = {"input": x, "weight": w, "bias": bias, "grad_output": centre, "forward": got}
+        assert check.fault(problem, ("forward",), tensors, "direct", silu=True) is None
+        wrong = check.fault(problem, ("forward",), {**tensors, "forward": got + 0.25}, "direct", silu=True)
         assert wrong is not None
         assert "are further off" in wrong
     w[0].view(-1)[0] = float("inf")  # which meets no padding

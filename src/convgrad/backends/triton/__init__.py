@@ -28,11 +28,11 @@ from . import bands
 from .check import instead
 from .geometry import geometry
 from .start import NotReadyError
-from .tiles import choose, partial_values
+from .tiles import choose, partial_values, use_of
 
 if TYPE_CHECKING:
     from .entry import Entry
-    from .launch import Gradients, Result
+    from .launch import Bound
 
 __all__ = ["LAUNCH_BYTES", "TritonBackend", "TritonBandedBackend"]
 
@@ -109,7 +109,7 @@ class TritonBackend(Backend):
         if problem.out_channels > problem.in_channels and (problem.channels_last or len(outputs) > 1):
             return ["in channels_last, and for both gradients at once, it takes one output channel per input channel"]
         g = geometry(problem, adjoint="grad_input" in outputs)
-        use = "sweep" if len(outputs) > 1 else "sum" if outputs == ("grad_weight",) else "result"
+        use = use_of(outputs)
         if choose(g, use) is None:
             if use == "sweep":
                 return ["its threads have no registers for both gradients of so many kernel positions at once"]
@@ -128,15 +128,22 @@ class TritonBackend(Backend):
         return 4 * self._partial_values(problem, outputs)
 
     def _partial_values(self, problem: ConvProblem, outputs: Outputs) -> int:
-        return partial_values(problem, "sweep" if len(outputs) > 1 else "sum", "grad_bias" in outputs)
+        return partial_values(problem, use_of(outputs), "grad_bias" in outputs)
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return problem.layout
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
-        made = cache(partial(self._bound, problem, outputs))  # at the first call, which is when triton is imported
+        # Bound at the first call, which is when triton is imported.
+        return self._or_pytorch(problem, partial(self._bound, problem, outputs), partial(instead, problem, outputs))
 
-        def run(*operands: Tensor) -> Any:
+    def _or_pytorch(
+        self, problem: ConvProblem, bound: Callable[..., Callable[..., Any]], by_pytorch: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return the function that is bound on the operands' device, or ``by_pytorch`` where that cannot compute."""
+        made = cache(bound)
+
+        def run(*operands: Any) -> Any:
             device = operands[0].device
             if device not in self._banned:
                 try:
@@ -145,7 +152,7 @@ class TritonBackend(Backend):
                     warn_user(_NOT_READY.format(problem), RuntimeWarning)
                 except _WrongResultError as wrong:
                     self._ban(device, str(wrong))
-            return instead(problem, outputs)(*operands)
+            return by_pytorch(*operands)
 
         return run
 
@@ -154,19 +161,21 @@ class TritonBackend(Backend):
 
         It gives SiLU of ``forward``; with a grad_output the gradient of ``forward``'s result, which it computes again.
         """
-        made = cache(partial(self._made_silu, problem))
+        verify = self._verifier(problem, silu=True)
+
+        def bound(activation: int, _: torch.device) -> Bound:
+            from .launch import bound
+
+            return bound(problem, ("forward",), verify, activation)
+
+        def by_pytorch(input: Tensor, weight: Tensor, bias: Tensor, _: None, grad_output: Tensor | None) -> Tensor:
+            result = instead(problem, ("forward",), input, weight, bias)
+            return F.silu(result) if grad_output is None else torch.ops.aten.silu_backward(grad_output, result)
+
+        result, slope = (self._or_pytorch(problem, partial(bound, activation), by_pytorch) for activation in (1, 2))
 
         def run(input: Tensor, weight: Tensor, bias: Tensor | None, grad_output: Tensor | None = None) -> Tensor:
-            device, slope = input.device, grad_output is not None
-            if device not in self._banned:
-                try:
-                    return made(slope, device)(input, weight, bias, None, grad_output)
-                except NotReadyError:
-                    warn_user(_NOT_READY.format(problem), RuntimeWarning)
-                except _WrongResultError as wrong:
-                    self._ban(device, str(wrong))
-            result = instead(problem, ("forward",))(input, weight, bias)
-            return torch.ops.aten.silu_backward(grad_output, result) if slope else F.silu(result)
+            return (result if grad_output is None else slope)(input, weight, bias, None, grad_output)
 
         return run
 
@@ -179,7 +188,7 @@ class TritonBackend(Backend):
             self.changed()
             warn_user(f"the backend {self.name!r} is not used on {device} any more: {why}", RuntimeWarning)
 
-    def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
+    def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Bound:
         """Return the one object that computes these outputs on a device, so that `entry` finds what a call selected."""
         with self._lock:
             return self._bound_ones(problem, outputs, device)
@@ -202,15 +211,10 @@ class TritonBackend(Backend):
 
         return entry(self._bound(problem, outputs, device), operands, buffers)
 
-    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Bound:
         from .launch import bound
 
         return bound(problem, outputs, self._verifier(problem))
-
-    def _made_silu(self, problem: ConvProblem, slope: bool, _: torch.device) -> Result:
-        from .launch import bound_silu
-
-        return bound_silu(problem, slope, self._verifier(problem, silu=True))
 
     def _verifier(self, problem: ConvProblem, silu: bool = False) -> Callable[..., None]:
         """Return what is called with results of compiled kernels, and checks the first one of each.
@@ -222,14 +226,14 @@ class TritonBackend(Backend):
         """
         size = max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
 
-        def verify(kernel: str, outputs: Outputs, operands: Any, results: tuple[Tensor, ...]) -> None:
-            device = results[0].device
+        def verify(kernel: str, outputs: Outputs, tensors: Mapping[str, Tensor]) -> None:
+            device = tensors[outputs[0]].device
             if (device, kernel, size) in self._checked:
                 return
             from .check import fault
 
             arithmetic = self.arithmetic(problem, passes_of(outputs)[0], device)
-            wrong = fault(problem, outputs, operands, results, arithmetic, silu)
+            wrong = fault(problem, outputs, tensors, arithmetic, silu)
             if wrong:
                 raise _WrongResultError(wrong)
             self._checked.add((device, kernel, size))
@@ -274,9 +278,9 @@ class TritonBandedBackend(TritonBackend):
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return "banded"
 
-    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Result | Gradients:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Bound:
         from .launch import bound_bands
 
         return bound_bands(
-            problem, outputs[0], "tf32" if _tf32(problem.dtype, device) else "ieee", self._verifier(problem)
+            problem, outputs, "tf32" if _tf32(problem.dtype, device) else "ieee", self._verifier(problem)
         )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ...problem import ConvProblem
 from .geometry import Geometry, geometry
-
-#: ``result``: `banded.correlate`, ``sum``: `banded.correlate_sum`.
-Use = Literal["result", "sum"]
+from .tiles import Use
 
 #: Kernels narrower than this are mostly zeros in a band.
 LEAST_COLUMNS = 9

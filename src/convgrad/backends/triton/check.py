@@ -7,6 +7,7 @@ looked at is what the caller gets: the first and the last image, where offsets a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -14,48 +15,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...problem import OPERANDS, RESULT, ConvProblem, Output, Outputs, Pass, passes_of
+from ...problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass
 from ..aten import AtenBackend
-from ..base import Arithmetic, Kernel
+from ..base import Arithmetic
 from ..reference import ReferenceBackend
 
-_ATEN, _REFERENCE = AtenBackend(), ReferenceBackend()
+_REFERENCE = ReferenceBackend()
+_bound = lru_cache(maxsize=256)(AtenBackend().bind)
 _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked at in fewer images
 
 
 def fault(
     problem: ConvProblem,
     outputs: Outputs,
-    operands: tuple[Tensor | None, ...],
-    results: tuple[Tensor, ...],
+    tensors: Mapping[str, Any],
     arithmetic: Arithmetic,
     silu: bool = False,
 ) -> str | None:
     """Return the error of a call's results as a sentence, or None.
 
     Args:
-        operands: (a, b, bias) of a pass, or (grad_output, input, weight) of several outputs.
-        silu: the results are SiLU of ``forward``, or, with grad_output behind the bias, its derivative times that.
+        tensors: operands and results by their names.
+        silu: the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.
     """
-    first: Any = outputs[0]
-    slots: tuple[str, ...] = ("grad_output", "input", "weight")
-    if len(outputs) == 1:
-        slots = (*OPERANDS[first], "bias", "grad_output" if silu else "")
-    given: dict[str, Any] = dict(zip(slots, operands, strict=False))
-    for output, result in zip(outputs, results, strict=True):
+    for output in outputs:
+        result = tensors[output]
         if output == "grad_bias":
-            terms = given["grad_output"][:, :1].double()
+            terms = tensors["grad_output"][:, :1].double()
             wrong = _differs(result[:1].cpu(), terms.sum().cpu().view(1), terms.abs().sum().cpu(), "direct")
         else:
-            wrong = _sampled(problem, output, given, result, arithmetic, silu)
+            wrong = _sampled(problem, output, tensors, arithmetic, silu)
         if wrong:
             return f"its {output} kernel is wrong on {result.device}: {wrong} for {problem}"
     return None
 
 
-def _sampled(
-    p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor, arithmetic: Arithmetic, silu: bool
-) -> str | None:
+def _sampled(p: ConvProblem, pass_: Pass, given: Mapping[str, Any], arithmetic: Arithmetic, silu: bool) -> str | None:
     """A pass of some channels and images alone: each channel is a problem of its own."""
     multiplier = p.out_channels // p.in_channels
     inner = torch.tensor(sorted({0, p.in_channels // 2, p.in_channels - 1}))
@@ -85,7 +80,7 @@ def _sampled(
         factor = 1 if g is None else part("grad_output", g)
         exact = factor * (exact * s if g is None else s * (1 + exact * (1 - s)))
         size = abs(factor) * (size + 1) if g is not None else 2 * size  # by how much the argument may be off
-    return _differs(part(RESULT[pass_], result).to(result.dtype), exact, size, arithmetic)
+    return _differs(part(RESULT[pass_], given[pass_]).to(p.dtype), exact, size, arithmetic)
 
 
 def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -> str | None:
@@ -104,23 +99,14 @@ def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -
     return text if count else None
 
 
-@lru_cache(maxsize=256)
-def instead(problem: ConvProblem, outputs: Outputs) -> Kernel:
-    """Return PyTorch's kernels for these outputs, pass by pass, as one function that `Backend.bind` describes."""
-    passes: dict[Pass, Kernel] = {p: _ATEN.bind(problem, (p,)) for p in passes_of(outputs)}
+def instead(problem: ConvProblem, outputs: Outputs, *operands: Any) -> Any:
+    """Compute these outputs by PyTorch's kernels, pass by pass, as the function that `Backend.bind` describes."""
     if len(outputs) == 1:
-        (kernel,) = passes.values()
-        return lambda *operands: kernel(*operands).contiguous(memory_format=problem.memory_format)
-
-    def run(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
-        given = {"grad_output": grad_output, "input": input, "weight": weight}
-        found: dict[Output, Tensor] = {}
-        for pass_, kernel in passes.items():
-            found[pass_] = kernel(*[given[slot] for slot in OPERANDS[pass_]])
-        if "grad_bias" in outputs:
-            found["grad_bias"] = given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
-        if "grad_input" in found:
-            found["grad_input"] = found["grad_input"].contiguous(memory_format=problem.memory_format)
-        return tuple(found[output] for output in outputs)
-
-    return run
+        return _bound(problem, outputs)(*operands).contiguous(memory_format=problem.memory_format)
+    given: dict[str, Any] = dict(zip(("grad_output", "input", "weight"), operands, strict=False))
+    return tuple(
+        given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
+        if output == "grad_bias"
+        else instead(problem, (output,), *(given[slot] for slot in OPERANDS[output]))
+        for output in outputs
+    )

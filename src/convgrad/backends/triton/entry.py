@@ -21,8 +21,9 @@ from triton import knobs
 
 from ...problem import Output
 from .. import _native_library
+from ..strides import usual_strides
 from . import LAUNCH_BYTES
-from .launch import Gradients, Result
+from .launch import Bound
 from .start import Selected
 
 #: The order of ``convgrad_tensors``; scratch buffers follow.
@@ -58,7 +59,7 @@ class Entry(NamedTuple):
     aligned: dict[str, bool]
 
 
-def entry(made: Result | Gradients, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
+def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
     """Return the entry of a call that was made before, with its results checked; None where there can be none.
 
     Args:
@@ -95,24 +96,20 @@ def entry(made: Result | Gradients, operands: Mapping[str, Tensor], buffers: int
     return Entry(launches, (steps.scratch,) if steps.scratch else (), results, aligned)
 
 
-def _as_it_is(made: Result | Gradients, name: str, t: Tensor) -> bool:
+def _as_it_is(made: Bound, name: str, t: Tensor) -> bool:
     """Whether the kernels read an operand without a copy."""
     layout = torch.contiguous_format if name in ("weight", "bias") else made.layout
     return t.is_contiguous(memory_format=layout) and not t.is_neg()
 
 
-def _results(made: Result | Gradients) -> dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] | None:
+def _results(made: Bound) -> dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] | None:
     """Return the shapes and strides in which the kernels write; None if a result is copied into another layout."""
     p = made.problem
-    found: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    for output in made.outputs:
-        in_space = output in ("forward", "grad_input")
-        layout = made.layout if in_space else torch.contiguous_format
-        result = torch.empty(p.result_shape(output), device="meta", memory_format=layout)
-        if in_space and not result.is_contiguous(memory_format=p.memory_format):
-            return None
-        found[output] = tuple(result.shape), result.stride()
-    return found
+    if made.layout != p.memory_format and made.outputs != ("grad_weight",):
+        return None
+    shapes: dict[Output, tuple[int, ...]] = {output: p.result_shape(output) for output in made.outputs}
+    last = {output: p.channels_last and output in ("forward", "grad_input") for output in shapes}
+    return {output: (shape, usual_strides(shape, last[output])) for output, shape in shapes.items()}
 
 
 def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: int) -> bytes | None:

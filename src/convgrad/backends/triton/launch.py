@@ -13,39 +13,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...problem import ConvProblem, Output, Outputs
+from ...problem import OPERANDS, ConvProblem, Outputs, passes_of
 from . import banded, bands
 from .correlate import add_partials, correlate
 from .geometry import Axis, Geometry, geometry
 from .start import Launch, Selected
-from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts
-
-_NO_TAP = (-1, -1, -1)
+from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts, use_of
 
 
-def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -> Result | Gradients:
+def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], activation: int = 0) -> Bound:
     """Return what computes these outputs of a problem.
 
     Args:
-        verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a call.
+        verify: called with a compiled kernel's hash, the outputs' names, and the operands and results by theirs.
+        activation: of ``forward``: 1 for its SiLU, 2 for the derivative of SiLU there times a gradient, the ``centre``.
     """
-    g = geometry(problem, adjoint="grad_input" in outputs)
-    if outputs in (("forward",), ("grad_input",)):
-        launch = partial(launch_of, g, "result", bias_tap=_NO_TAP)
-        return Result(problem, outputs, verify, launch, problem.memory_format)
-    use: Use = "sweep" if len(outputs) > 1 else "sum"
+    g, use = geometry(problem, adjoint="grad_input" in outputs), use_of(outputs)
+    tap = g.whole_tap if "grad_bias" in outputs else (-1, -1, -1)
+
+    def launch(with_bias: bool, in_parts: bool) -> Launch:
+        return launch_of(g, use, with_bias, tap, in_parts or use == "result", activation)
+
     tile = choose(g, use)
-    assert tile is not None
-    launch = partial(launch_of, g, use, False, g.whole_tap if "grad_bias" in outputs else _NO_TAP)
-    return Gradients(problem, outputs, verify, launch, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
+    most = 1 if use == "result" or tile is None else parts(g, use, tile, MOST_PROGRAMS)
+    return Bound(problem, outputs, verify, launch, problem.memory_format, most, activation == 2)
 
 
-def bound_silu(problem: ConvProblem, slope: bool, verify: Callable[..., None]) -> Result:
-    """Return what computes SiLU of ``forward``, or its derivative there times a gradient, which comes as ``centre``."""
-    g = geometry(problem, adjoint=False)
-    launch = partial(launch_of, g, "result", bias_tap=_NO_TAP, activation=1 + slope)
-    return Result(problem, ("forward",), verify, launch, problem.memory_format, "grad_output" if slope else "")
-
+#: Tensors with a batch and positions in space.
+_IN_SPACE = ("input", "grad_output", "forward", "grad_input")
 
 #: For each pointer that a kernel takes, the tensor: an operand, an output, the scratch memory, or its part for
 #: ``grad_bias``.
@@ -61,13 +56,14 @@ class Steps(NamedTuple):
     bias_part: int = 0
 
 
-class Result:
-    """Computes ``forward`` or ``grad_input`` of one problem.
+class Bound:
+    """Computes some outputs of one problem: one launch, and for sums in parts one that adds them.
 
     Args:
-        launch: makes the launch for calls without or with a bias.
-        layout: of the kernel's source and result.
-        centre: the name of another operand, if the kernel reads one where its results are.
+        launch: makes the launch; its arguments are whether there is a bias, and whether sums are cut into parts.
+        layout: of the kernel's source, centre and results.
+        most: parts of a sum over batch and space, at most; one part is the result itself.
+        centred: ``forward`` reads grad_output where its results are.
     """
 
     def __init__(
@@ -75,48 +71,80 @@ class Result:
         problem: ConvProblem,
         outputs: Outputs,
         verify: Callable[..., None],
-        launch: Callable[[bool], Launch],
+        launch: Callable[[bool, bool], Launch],
         layout: torch.memory_format,
-        centre: str = "",
+        most: int = 1,
+        centred: bool = False,
     ) -> None:
         self.problem, self.outputs, self.layout = problem, outputs, layout
-        self._verify, self._launch = verify, launch
-        self._out: Output = outputs[0]
-        self._source = "grad_output" if self._out == "grad_input" else "input"
-        self._centre = centre or self._source
-        self._launches: dict[bool, tuple[Launch, Places]] = {}
+        self._verify, self._launch, self._most = verify, launch, most
+        self._source = "grad_output" if "grad_input" in outputs else "input"
+        if "grad_weight" in outputs:
+            self._centre = "input" if "grad_input" in outputs else "grad_output"
+        else:
+            self._centre = "grad_output" if centred else self._source
+        slots = ("grad_output", "input", "weight")
+        if len(outputs) == 1:
+            slots = (*OPERANDS[passes_of(outputs)[0]], "bias", self._centre)
+        layouts = {name: layout if name in _IN_SPACE else torch.contiguous_format for name in (*slots, *outputs)}
+        self._slots = [(name, layouts[name]) for name in slots]
+        self._results = [(output, problem.result_shape(output), layouts[output]) for output in outputs]
+        self._weights = prod(problem.weight_shape)
+        self._biases = problem.out_channels * ("grad_bias" in outputs)
+        sums = "grad_weight" if "grad_weight" in outputs else outputs[0]
+        biases, bias_parts = ("grad_bias", "bias scratch") if self._biases else (sums, "scratch")
+        self._whole: Places = {"partials": sums, "bias_partials": biases}
+        self._parts: Places = {"partials": "scratch", "bias_partials": bias_parts}
+        self._added: Places = {"partials": "scratch", "out": sums, "bias_partials": bias_parts, "bias": biases}
+        self._launches: dict[tuple[bool, bool], tuple[Launch, Places]] = {}
+        self._adds: dict[int, Launch] = {}
 
-    def _launch_for(self, with_bias: bool) -> tuple[Launch, Places]:
-        found = self._launches.get(with_bias)
+    def _main(self, with_bias: bool, in_parts: bool) -> tuple[Launch, Places]:
+        """Return the launch of the kernel, and its tensors: another one where the kernel reads or writes nothing."""
+        found = self._launches.get((with_bias, in_parts))
         if found is None:
-            source, out, bias = self._source, self._out, "bias" if with_bias else "weight"
-            places: Places = {"src": source, "centre": self._centre, "weight": "weight", "bias": bias,
-                              "out": out, "partials": out, "bias_partials": out}  # fmt: skip
-            found = self._launches[with_bias] = self._launch(with_bias), places
+            sums_alone = self.outputs == ("grad_weight",)
+            taps, out = (self._source, self._source) if sums_alone else ("weight", self.outputs[0])
+            bias = "bias" if with_bias else taps
+            places: Places = {"src": self._source, "centre": self._centre, "weight": taps, "bias": bias, "out": out}
+            places |= self._parts if in_parts else self._whole  # in the kernel's order
+            found = self._launches[with_bias, in_parts] = self._launch(with_bias, in_parts), places
         return found
 
     def __call__(
         self,
-        source: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        first: Tensor,
+        second: Tensor,
+        third: Tensor | None = None,
         workspace: Tensor | None = None,
         centre: Tensor | None = None,
-    ) -> Tensor:
-        p = self.problem
-        shape = p.result_shape(self._out)
-        out = torch.empty(shape, dtype=source.dtype, device=source.device, memory_format=self.layout)
-        source, weight = source.contiguous(memory_format=self.layout), weight.contiguous()
-        tensors: dict[str, Tensor] = {self._source: source, "weight": weight, self._out: out}
-        if bias is not None:
-            tensors["bias"] = bias.contiguous()
-        if centre is not None:
-            tensors[self._centre] = centre = centre.contiguous(memory_format=self.layout)
-        launch, places = self._launch_for(bias is not None)
-        _, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
+    ) -> Any:
+        p, most = self.problem, self._most
+        tensors: dict[str, Tensor] = {}
+        for (name, layout), t in zip(self._slots, (first, second, third, centre), strict=False):
+            if t is not None:
+                tensors[name] = t.contiguous(memory_format=layout)
+        for output, shape, layout in self._results:
+            tensors[output] = torch.empty(shape, dtype=p.dtype, device=first.device, memory_format=layout)
+        bias_part = 4 * most * self._weights
+        if most > 1:
+            if workspace is None:
+                workspace = first.new_empty(bias_part + 4 * most * self._biases, dtype=torch.uint8)
+            tensors["scratch"] = workspace.view(torch.float32)
+            tensors["bias scratch"] = tensors["scratch"][bias_part // 4 :]
+        launch, places = self._main("bias" in tensors, most > 1)
+        count, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
+        if most > 1 and count == 1:  # the channels alone fill this GPU: nothing is to be added
+            self._most = 1
+            return self(first, second, third)
+        if most > 1:
+            if count not in self._adds:
+                self._adds[count] = adding(count, self._weights, self._biases)
+            self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
+        found: Any = tuple([tensors[output] for output in self.outputs])
         if compiled:
-            self._verify(compiled, self.outputs, (source, weight, bias, centre), (out,))
-        return out.contiguous(memory_format=p.memory_format)
+            self._verify(compiled + " in parts" * (most > 1), self.outputs, tensors)
+        return found if len(found) > 1 else found[0].contiguous(memory_format=p.memory_format)
 
     def selected(
         self, device: torch.device, given: Collection[str], aligned: Callable[[str, int], bool]
@@ -127,113 +155,20 @@ class Result:
             given: the names of the operands.
             aligned: whether the tensor of this name is aligned to 16 bytes so many bytes after its beginning.
         """
-        launch, places = self._launch_for("bias" in given)
-        found = launch.selected(device, [aligned(place, 0) for place in places.values()])
-        return None if found is None else Steps([(found, places)])
+        most = self._most
+        bias_part = 4 * most * self._weights
 
+        def of(launch: Launch | None, places: Places) -> Selected | None:
+            begins = [bias_part if place == "bias scratch" else 0 for place in places.values()]
+            return None if launch is None else launch.selected(device, map(aligned, places.values(), begins))
 
-class _Sums(NamedTuple):
-    """The division of the sums over batch and space; it is replaced whole, because other threads may read it."""
-
-    #: Parts, at most; one part is the result itself.
-    most: int
-    main: Launch
-    places: Places
-    #: Of the launch that adds the parts.
-    added: Places
-    scratch: int
-    bias_part: int
-
-
-class Gradients:
-    """Computes ``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds partial sums.
-
-    Args:
-        launch: makes the launch; its argument is whether the sums are cut into parts.
-        most: parts, at most.
-        layout: of the kernel's operands.
-    """
-
-    def __init__(
-        self,
-        problem: ConvProblem,
-        outputs: Outputs,
-        verify: Callable[..., None],
-        launch: Callable[[bool], Launch],
-        most: int,
-        layout: torch.memory_format,
-    ) -> None:
-        self.problem, self.outputs, self.layout = problem, outputs, layout
-        self._verify, self._launch = verify, launch
-        self._sweep, self._with_bias = len(outputs) > 1, "grad_bias" in outputs
-        self._weights, self._biases = prod(problem.weight_shape), problem.out_channels * self._with_bias
-        self._adds: dict[int, Launch] = {}
-        self._sums = self._cut(most)
-
-    def _cut(self, most: int) -> _Sums:
-        source, centre = ("grad_output", "input") if self._sweep else ("input", "grad_output")
-        taps, out = ("weight", "grad_input") if self._sweep else (source, source)
-        bias = "grad_bias" if self._with_bias else "grad_weight"
-        partials, bias_partials, scratch, bias_part = "grad_weight", bias, 0, 0
-        if most > 1:
-            partials, bias_partials = "scratch", "bias scratch" if self._with_bias else "scratch"
-            bias_part = 4 * most * self._weights
-            scratch = bias_part + 4 * most * self._biases
-        places = {"src": source, "centre": centre, "weight": taps, "bias": taps, "out": out, "partials": partials,
-                  "bias_partials": bias_partials}  # fmt: skip
-        added = {"partials": partials, "out": "grad_weight", "bias_partials": bias_partials, "bias": bias}
-        return _Sums(most, self._launch(most > 1), places, added, scratch, bias_part)
-
-    def __call__(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None
-    ) -> Any:
-        p, sums = self.problem, self._sums
-        first, second = (t.contiguous(memory_format=self.layout) for t in (grad_output, input))
-        result = first.new_empty(p.weight_shape)  # [C_out, 1, *k]
-        tensors = {"grad_output": first, "input": second, "grad_weight": result}
-        if self._sweep:
-            assert weight is not None
-            tensors["weight"] = weight.contiguous()
-            tensors["grad_input"] = torch.empty(
-                p.input_shape, dtype=p.dtype, device=first.device, memory_format=p.memory_format
-            )
-        if self._with_bias:
-            tensors["grad_bias"] = first.new_empty(p.out_channels)
-        if sums.most > 1:
-            if workspace is None:
-                workspace = torch.empty(sums.scratch, dtype=torch.uint8, device=first.device)
-            tensors["scratch"] = workspace.view(torch.float32)
-            tensors["bias scratch"] = tensors["scratch"][sums.bias_part // 4 :]
-        count, compiled = sums.main.start(**{name: tensors[place] for name, place in sums.places.items()})
-        if sums.most > 1 and count == 1:  # the channels alone fill this GPU: nothing is to be added
-            self._sums = self._cut(1)
-            return self(grad_output, input, weight)
-        if sums.most > 1:
-            if count not in self._adds:
-                self._adds[count] = adding(count, self._weights, self._biases)
-            self._adds[count].start(**{name: tensors[place] for name, place in sums.added.items()})
-        found = tuple(tensors[output] for output in self.outputs)
-        if compiled:
-            in_parts = " in parts" * (count > 1)
-            self._verify(compiled + in_parts, self.outputs, (grad_output, input, weight), found)
-        return found if self._sweep else result
-
-    def selected(
-        self, device: torch.device, given: Collection[str], aligned: Callable[[str, int], bool]
-    ) -> Steps | None:
-        """Return what such a call starts, as `Result.selected`."""
-        sums = self._sums
-
-        def of(launch: Launch, places: Places) -> Selected | None:
-            begins = [sums.bias_part if place == "bias scratch" else 0 for place in places.values()]
-            return launch.selected(device, map(aligned, places.values(), begins))
-
-        main = of(sums.main, sums.places)
-        if main is None or sums.most == 1:
-            return None if main is None else Steps([(main, sums.places)])
-        adds = self._adds.get(main.parts)
-        then = None if adds is None else of(adds, sums.added)
-        return None if then is None else Steps([(main, sums.places), (then, sums.added)], sums.scratch, sums.bias_part)
+        launch, places = self._main("bias" in given, most > 1)
+        main = of(launch, places)
+        if main is None or most == 1:
+            return None if main is None else Steps([(main, places)])
+        then = of(self._adds.get(main.parts), self._added)
+        scratch = bias_part + 4 * most * self._biases
+        return None if then is None else Steps([(main, places), (then, self._added)], scratch, bias_part)
 
 
 def launch_of(
@@ -247,12 +182,9 @@ def launch_of(
     """A launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
-    depth, height, width = g.axes
+    _, height, width = g.axes
     arguments = {
-        **_sizes(g, tile.vector, tile.stored, tile.loaded),
-        "DEPTH": depth.constants,
-        "HEIGHT": height.constants,
-        "WIDTH": width.constants,
+        **_sizes(g, tile.vector, tile.stored, tile.loaded, *(axis.constants for axis in g.axes)),
         "ADJOINT": g.adjoint,
         "CHANNELS_LAST": g.channels_last,
         "RESULT": use != "sum",
@@ -268,13 +200,14 @@ def launch_of(
     return Launch(correlate, arguments, {"num_warps": warps}, grid if in_parts else lambda _: grid(1))
 
 
-def _sizes(g: Geometry, vector: int, stored: int, loaded: int) -> dict[str, int]:
+def _sizes(g: Geometry, vector: int, stored: int, loaded: int, *constants: Any) -> dict[str, Any]:
     """Arguments of both kernels; channels, and rows of the result and of the source, in vectors of so many."""
     depth, height, width = g.axes
     return {
         "batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide,
         "depth": depth.result, "height": height.result, "columns": width.result // stored,
         "src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded,
+        **dict(zip(("DEPTH", "HEIGHT", "WIDTH"), constants, strict=True)),
     }  # fmt: skip
 
 
@@ -297,21 +230,20 @@ def adding(count: int, weights: int, biases: int) -> Launch:
 _WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-def bound_bands(
-    problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]
-) -> Result | Gradients:
+def bound_bands(problem: ConvProblem, outputs: Outputs, precision: str, verify: Callable[..., None]) -> Bound:
     """A pass of a problem, as `bound` gives it; float32 is multiplied in this precision, Triton's word."""
-    g = geometry(problem, adjoint=output == "grad_input")
-    if output != "grad_weight":
-        launch = partial(_bands_launch, problem, g, "result", precision)
-        return Result(problem, (output,), verify, launch, torch.contiguous_format)
-    main, count = _bands_launch(problem, g, "sum", precision, False), bands.parts(g, bands.choose(g, "sum"))
-    return Gradients(problem, (output,), verify, lambda _: main, count, torch.contiguous_format)
+    g, use = geometry(problem, adjoint=outputs == ("grad_input",)), use_of(outputs)
+    most = bands.parts(g, bands.choose(g, "sum")) if use == "sum" else 1
+
+    def launch(with_bias: bool, _in_parts: bool) -> Launch:
+        return _bands_launch(problem, g, use, precision, with_bias)
+
+    return Bound(problem, outputs, verify, launch, torch.contiguous_format, most)
 
 
-def _bands_launch(problem: ConvProblem, g: Geometry, use: bands.Use, precision: str, with_bias: bool) -> Launch:
+def _bands_launch(problem: ConvProblem, g: Geometry, use: Use, precision: str, with_bias: bool) -> Launch:
     kernel = banded.correlate if use == "result" else banded.correlate_sum
-    depth, height, width = g.axes
+    width = g.axes[2]
     interpreted = not isinstance(kernel, triton.runtime.JITFunction)
     # The interpreter gets sums of bfloat16 wrong.
     operand = torch.float32 if interpreted and problem.dtype == torch.bfloat16 else problem.dtype
@@ -319,10 +251,7 @@ def _bands_launch(problem: ConvProblem, g: Geometry, use: bands.Use, precision: 
     band = bands.choose(g, use)
     count = bands.parts(g, band) if use == "sum" else 1
     arguments = {
-        **_sizes(g, 1, result, source),
-        "DEPTH": _constants(depth),
-        "HEIGHT": _constants(height),
-        "WIDTH": _constants(width),
+        **_sizes(g, 1, result, source, *map(_constants, g.axes)),
         "OPERAND": _WORDS[operand],
         "PRECISION": precision,
         "SRC_ALIGN": source,

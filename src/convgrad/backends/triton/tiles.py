@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Literal, NamedTuple
 
-from ...problem import INT32_MAX, ConvProblem
+from ...problem import INT32_MAX, ConvProblem, Outputs
 from .geometry import Geometry, geometry, read
 
 #: ``result``: forward or grad_input, ``sum``: grad_weight, ``sweep``: both gradients.
@@ -34,6 +34,11 @@ _ENOUGH = 6 * 132 * 32  # threads: with fewer of them a large GPU would wait for
 _TILES = 4  # that a program of results computes, where there are enough: its weights are loaded once
 #: Programs of a sum, at most: each leaves partial sums to be added. Fewer run where a GPU has no room for as many.
 MOST_PROGRAMS = 1024
+
+
+def use_of(outputs: Outputs) -> Use:
+    """Return what computes these outputs."""
+    return "sweep" if len(outputs) > 1 else "sum" if outputs == ("grad_weight",) else "result"
 
 
 class Tile(NamedTuple):
