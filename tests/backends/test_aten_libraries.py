@@ -12,7 +12,7 @@ from convgrad.backends.aten import AtenBackend
 from convgrad.backends.aten_libraries import AtenLibrary, Flags, aten_choice
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.engine import choose
-from convgrad.engine.measurer import _candidates
+from convgrad.engine.measure.measurer import _candidates
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.testing import default_problems, problems
 from tests.standins import install
