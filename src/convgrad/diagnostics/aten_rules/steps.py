@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._compat import channels_last_of
 from ...backends import padded
 from ...problem import ConvProblem
 from . import rules
@@ -123,10 +124,9 @@ def described_call(
 
 def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
     """Return the choice for a call that is already described and checked."""
-    log: list[Rule] = []
     call, notes = call.symmetric()
     flat = call.view_1d_as_2d()
-    name = rules.select(flat, machine, log)
+    name, log = rules.select(flat, machine)
     if machine.torch_version not in MODELLED_VERSIONS:
         notes += (
             f"torch {machine.torch_version} is unknown: the rules are those of {MODELLED_VERSIONS[0]} to "
@@ -145,8 +145,8 @@ def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
 
 def layout_decision(backend: str, call: ConvCall, machine: Machine) -> Decision:
     """Return the layout in which a backend works on the operands of a call, with every rule."""
-    log: list[Rule] = []
-    fmt = rules.layout(backend, call, machine, log)
+    last, log = rules.in_channels_last(backend, call, machine)
+    fmt = channels_last_of(call.weight.ndim - 2) if last else torch.contiguous_format
     return Decision("memory_format", short(fmt), tuple(log), machine, (), fmt)
 
 
