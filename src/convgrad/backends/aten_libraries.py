@@ -6,7 +6,7 @@ touched, in the first of three ways that there is:
 1. PyTorch's own call (`AtenBackend`), bit for bit, where PyTorch would pick this library anyway;
 2. the library's own operator, where PyTorch exposes one (``torch.cudnn_convolution``, ``aten::_slow_conv2d_forward``);
 3. that operator in another role: the gradient of the input is a transposed convolution, and the gradient of the
-   weight is a convolution of the input with grad_output, stride and dilation exchanged (`grad_weight_as_convolution`).
+   weight is a convolution of the input with grad_output, stride and dilation exchanged (`_grad_weight_as_convolution`).
 
 Where there is none, `reasons_against` says so.
 """
@@ -96,8 +96,11 @@ class AtenLibrary(Backend):
         return reasons
 
     @abstractmethod
-    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """Return the library's function for one pass of a problem of 2 or 3 dimensions with symmetric padding."""
+    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract | None:
+        """Return the library's function for one pass of a problem of 2 or 3 dimensions with symmetric padding.
+
+        None where it has none: the gradient of the weight is then its forward in another role.
+        """
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -126,7 +129,10 @@ class AtenLibrary(Backend):
         if not problem.symmetric:
             return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
         flat = problem.ndim == 1
-        operator = self.operator(with_height(problem) if flat else problem, pass_, device)
+        p = (with_height(problem) if flat else problem).replace(origin="plain")
+        operator = self.operator(p, pass_, device)
+        if operator is None:
+            operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
             a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
@@ -141,7 +147,7 @@ def with_height(p: ConvProblem) -> ConvProblem:
     return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
 
 
-def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Contract]) -> Contract:
+def _grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Any]) -> Contract:
     """Compute the gradient of the weight as the forward of another problem, for a library that exposes only forwards.
 
     The input's channels become the batch, the batch becomes the channels that are summed over, grad_output the kernel;
@@ -154,7 +160,7 @@ def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem],
     reached = tuple(d.kernel + more // d.dilation for d, more in zip(p.dims, output_padding(p), strict=True))
     exchanged = {"batch": c, "in_channels": g * n, "kernel_size": p.output_size, "stride": p.dilation}
     exchanged |= {"dilation": p.stride, "output_size": reached, "memory_format": torch.contiguous_format}
-    forward = operator(p.replace(**exchanged, has_bias=False, origin="plain"))
+    forward: Contract = operator(p.replace(**exchanged, has_bias=False))
 
     def grad_weight(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         kernel = a.transpose(0, 1).contiguous()  # [C_out, N, *out]
@@ -248,16 +254,22 @@ class _GpuLibrary(AtenLibrary):
             return super().contraction(problem, pass_, device)
         return self.forced(problem, pass_, device)  # the same functions that PyTorch calls, with this call's flags
 
-    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
+    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract | None:
         if pass_ == "grad_weight":
-            return grad_weight_as_convolution(problem, lambda p: self.operator(p, "forward", device))
-        stride, padding, dilation, _, _, groups = statable_arguments(problem.replace(origin="plain"))
-        extra = [output_padding(problem)] if pass_ == "grad_input" else []
-        return self.call(problem, pass_, (padding, *extra, stride, dilation, groups))
+            return None
+        stride, padding, dilation, _, _, groups = statable_arguments(problem)
+        extra, kind = ([output_padding(problem)], "_transpose") if pass_ == "grad_input" else ([], "")
+        arguments, miopen = (padding, *extra, stride, dilation, groups), self.library == "MIOpen"
+        depthwise = "depthwise_" if miopen and problem.depthwise and not kind else ""
+        own = getattr(torch, f"{self.library.lower()}_{depthwise}convolution{kind}")
 
-    @abstractmethod
-    def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
-        """Call the library's forward, or for grad_input its transposed one, with these arguments and the flags."""
+        def contract(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+            flags = self.flags.in_force()
+            if miopen:
+                return own(a, b, bias, *arguments, *flags[:2])
+            return add_bias(own(a, b, *arguments, *flags), bias)
+
+        return contract
 
 
 class AtenCudnnBackend(_GpuLibrary):
@@ -274,10 +286,6 @@ class AtenCudnnBackend(_GpuLibrary):
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         allowed = cudnn_allows_tf32() if self.flags.allow_tf32 is None else self.flags.allow_tf32
         return "tf32" if allowed and problem.dtype is torch.float32 else "transform"
-
-    def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
-        own: Any = torch.cudnn_convolution if pass_ == "forward" else torch.cudnn_convolution_transpose
-        return lambda a, b, bias: add_bias(own(a, b, *arguments, *self.flags.in_force()), bias)
 
 
 class AtenMiopenBackend(_GpuLibrary):
@@ -302,11 +310,6 @@ class AtenMiopenBackend(_GpuLibrary):
                 "torch.backends.cudnn.deterministic there is no other way for a grouped and strided convolution"
             )
         return reasons
-
-    def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
-        forward = torch.miopen_depthwise_convolution if problem.depthwise else torch.miopen_convolution
-        own: Any = forward if pass_ == "forward" else torch.miopen_convolution_transpose
-        return lambda a, b, bias: own(a, b, bias, *arguments, *self.flags.in_force()[:2])
 
 
 # ---- libraries on a CPU ----------------------------------------------------------------------------
@@ -343,8 +346,7 @@ class AtenMkldnnBackend(AtenLibrary):
         return _aten.wrong_here(problem, outputs, device)
 
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        p, of_weight = problem.replace(origin="plain"), pass_ == "grad_weight"
-        arguments = statable_arguments(p)
+        p, of_weight, arguments = problem, pass_ == "grad_weight", statable_arguments(problem)
         stride, padding, dilation, *_, groups = arguments
         if pass_ == "forward":
             return lambda a, b, bias: torch.mkldnn_convolution(a, b, bias, padding, stride, dilation, groups)
@@ -383,38 +385,33 @@ class AtenNativeBackend(AtenLibrary):
         # Columns are added up, and batch items accumulated, in the storage dtype.
         return "low-precision accumulation" if problem.dtype in (torch.float16, torch.bfloat16) else "direct"
 
-    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        p, d, k = problem.replace(origin="plain"), problem.ndim, problem.kernel_size
+    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract | None:
+        p, d, k = problem, problem.ndim, problem.kernel_size
         stride, padding, dilation, *_ = statable_arguments(p)
-        undilated, knows_groups = max(dilation) == 1, False
-        name, arguments = f"slow_conv_dilated{d}d", (stride, padding, dilation)
+        undilated, of_weight = max(dilation) == 1, pass_ == "grad_weight"
+        name, arguments, knows_groups = f"slow_conv_dilated{d}d", (stride, padding, dilation), False
         if pass_ != "forward" and d == 2 and undilated:
-            return _slow_conv2d_gradient(p, pass_ == "grad_weight", (k, stride, padding))
-        if pass_ == "grad_weight":
-            return grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
-        if pass_ == "grad_input":
+            name, arguments = "_slow_conv2d_backward", (k, stride, padding, [not of_weight, of_weight, False])
+        elif of_weight:
+            return None
+        elif pass_ == "grad_input":
             name, arguments = f"slow_conv_transpose{d}d", (stride, padding, output_padding(p), dilation)
         elif p.depthwise and device.type == "cuda":
             name, knows_groups = "_conv_depthwise2d" if d == 2 else "conv_depthwise3d", True
         elif undilated and (d == 2 or device.type == "cpu"):
-            name, knows_groups = "_slow_conv2d_forward" if d == 2 else "slow_conv3d_forward", d == 3
-            arguments = (stride, padding)
-        own = getattr(_ops, name)
+            name, arguments = "_slow_conv2d_forward" if d == 2 else "slow_conv3d_forward", (stride, padding)
+            knows_groups = d == 3
+        own, g = getattr(_ops, name), p.groups
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
             return own(a, b, k, bias, *arguments)
 
-        return contract if knows_groups else _by_groups(p, contract)
+        def gradient(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+            if of_weight:  # the unread tensor is of the layout that the result gets, which must be contiguous
+                a, b, unread = a.contiguous(), b.contiguous(), a.new_empty(p.out_channels // g, *p.weight_shape[1:])
+                return own(a, b, unread, *arguments)[1]
+            unread = a.new_empty(p.batch, p.in_channels // g, *p.input_size)
+            return add_bias(own(a, unread, b, *arguments)[0], bias)
 
-
-def _slow_conv2d_gradient(p: ConvProblem, of_weight: bool, rest: tuple[Any, ...]) -> Contract:
-    one = p.replace(groups=1, in_channels=p.in_channels // p.groups, out_channels=p.out_channels // p.groups)
-
-    def gradient(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        if not of_weight:
-            unread = a.new_empty(one.input_shape)
-            return add_bias(_ops._slow_conv2d_backward(a, unread, b, *rest, [True, False, False])[0], bias)
-        unread = a.new_empty(one.weight_shape)  # of the layout that the result gets, which must be contiguous
-        return _ops._slow_conv2d_backward(a.contiguous(), b.contiguous(), unread, *rest, [False, True, False])[1]
-
-    return _by_groups(p, gradient, of_weight=of_weight)
+        one = gradient if name == "_slow_conv2d_backward" else contract
+        return one if knows_groups else _by_groups(p, one, of_weight=of_weight)

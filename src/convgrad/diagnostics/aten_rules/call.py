@@ -63,10 +63,6 @@ class TensorSpec:
     def _meta(self) -> Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
-    def on(self, device_type: str) -> TensorSpec:
-        """Return the same tensor on another kind of device."""
-        return replace(self, device_type=device_type)
-
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
         """Whether the elements lie densely in this order; size-1 dimensions may have any stride."""
         return self._meta().is_contiguous(memory_format=memory_format)
@@ -75,8 +71,8 @@ class TensorSpec:
         """Return the result of ``Tensor.contiguous(memory_format=...)``: itself if it already is."""
         return replace(self, strides=tuple(self._meta().contiguous(memory_format=memory_format).stride()))
 
-    def view_1d_as_2d(self) -> TensorSpec:
-        """(N, C, L) as (N, C, 1, L), which is how PyTorch runs 1-D convolutions (``unsqueeze(2)``)."""
+    def unsqueezed(self) -> TensorSpec:
+        """Return the result of ``Tensor.unsqueeze(2)``."""
         view = self._meta().unsqueeze(2)
         return replace(self, shape=tuple(view.shape), strides=tuple(view.stride()))
 
@@ -161,8 +157,8 @@ class ConvCall:
 
     def on(self, device_type: str) -> ConvCall:
         """Return the call with its operands on another kind of device."""
-        bias = None if self.bias is None else self.bias.on(device_type)
-        return replace(self, input=self.input.on(device_type), weight=self.weight.on(device_type), bias=bias)
+        operands = {"input": self.input, "weight": self.weight, "bias": self.bias}
+        return replace(self, **{name: t and replace(t, device_type=device_type) for name, t in operands.items()})
 
     def symmetric(self) -> tuple[ConvCall, tuple[str, ...]]:
         """The call that PyTorch gets, which knows one padding for both sides, and what is done around it.
@@ -190,10 +186,11 @@ class ConvCall:
         """
         if self.weight.ndim != 3 or self.input.mkldnn or self.input.device_type == "xpu":
             return self
-        x, w = self.input.contiguous().view_1d_as_2d(), self.weight.view_1d_as_2d()
-        padding, extra = ((0, 0), *self.padding), (0, *self.output_padding)
-        lists = {"stride": (1, *self.stride), "dilation": (1, *self.dilation), "padding": padding}
-        return replace(self, input=x, weight=w, **lists, output_padding=extra)
+        x, w = self.input.contiguous().unsqueezed(), self.weight.unsqueezed()
+        return ConvCall(
+            x, w, self.bias, (1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation), self.transposed,
+            (0, *self.output_padding), self.groups, self.need_backward,
+        )  # fmt: skip
 
 
 def call_of_problem(p: ConvProblem, device_type: str, need_backward: bool) -> ConvCall:

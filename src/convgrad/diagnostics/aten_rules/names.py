@@ -181,32 +181,19 @@ def kernel_of(name: str) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A scratch tensor of PyTorch's own convolutions.
-
-    Args:
-        holds: what is in it.
-        history: who could see it, and until when.
-        today: where the same tensor is in the caller's hands.
-    """
+    """A scratch tensor of PyTorch's own convolutions."""
 
     name: str
-    holds: str
-    history: str
-    today: str
+    holds: str  # what is in it
+    history: str  # who could see it, and until when
+    today: str  # where the same tensor is in the caller's hands
 
     def __str__(self) -> str:
-        users = dict.fromkeys(
-            function
-            for k in KERNELS
-            for function, temporaries in ((k.forward, k.forward_temporaries), (k.backward, k.backward_temporaries))
-            if any(re.search(rf"\b{self.name}\b", t) for t in temporaries)
-        )
-        return "\n".join([
-            f"{self.name}: {self.holds}",
-            f"allocated by: {', '.join(users)}",
-            f"history: {self.history}",
-            f"today: {self.today}",
-        ])  # fmt: skip
+        of_each = [(k.forward, k.forward_temporaries) for k in KERNELS]
+        of_each += [(k.backward, k.backward_temporaries) for k in KERNELS]
+        users = dict.fromkeys(f for f, made in of_each if re.search(rf"\b{self.name}\b", " ".join(made)))
+        lines = [f"{self.name}: {self.holds}", f"allocated by: {', '.join(users)}"]
+        return "\n".join([*lines, f"history: {self.history}", f"today: {self.today}"])
 
 
 _COLUMNS = (
@@ -219,21 +206,17 @@ _RESULTS = (
 )
 _ARGUMENT = "an argument of slow_conv_transpose2d_backward and others, until 1.10"
 
-SCRATCH: dict[str, Scratch] = {
-    s.name: s
-    for s in (
-        Scratch("finput", "the unfolded input (im2col), which forward and grad_weight multiply", _RESULTS,
-                _COLUMNS.format("grad_weight", "grad_output", "input")),
-        Scratch("fgrad_input", "the gradient of the unfolded input, which is folded (col2im) into grad_input", _RESULTS,
-                _COLUMNS.format("grad_input", "grad_output", "weight")),
-        Scratch("columns", "the unfolded input or its gradient, as dilated and transposed convolutions call it",
-                _ARGUMENT, _COLUMNS.format("forward", "input", "weight")),
-        Scratch("ones", "a row of ones: a bias is the product of a column by it",
-                _ARGUMENT,
-                "convgrad.backends.im2col.forward(problem, input, weight, bias, ones=ones), where problem is a "
-                "convgrad.ConvProblem and ones has an element for each output position of the batch"),
-    )
-}  # fmt: skip
+SCRATCH = {s.name: s for s in (
+    Scratch("finput", "the unfolded input (im2col), which forward and grad_weight multiply", _RESULTS,
+            _COLUMNS.format("grad_weight", "grad_output", "input")),
+    Scratch("fgrad_input", "the gradient of the unfolded input, which is folded (col2im) into grad_input", _RESULTS,
+            _COLUMNS.format("grad_input", "grad_output", "weight")),
+    Scratch("columns", "the unfolded input or its gradient, as dilated and transposed convolutions call it", _ARGUMENT,
+            _COLUMNS.format("forward", "input", "weight")),
+    Scratch("ones", "a row of ones: a bias is the product of a column by it", _ARGUMENT,
+            "convgrad.backends.im2col.forward(problem, input, weight, bias, ones=ones), where problem is a "
+            "convgrad.ConvProblem and ones has an element for each output position of the batch"),
+)}  # fmt: skip
 
 
 def named(name: str) -> Kernel | Scratch:

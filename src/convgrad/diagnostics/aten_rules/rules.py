@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from ..._compat import channels_last_of
 from ...problem import INT32_MAX
 from .call import ConvCall, short
 from .machine import Machine
@@ -261,19 +260,19 @@ def evaluate(term: ast.expr, facts: Facts, log: list[Rule], depth: int = 0, join
     return holds != negated
 
 
-def layout(backend: str, call: ConvCall, machine: Machine, log: list[Rule]) -> torch.memory_format:
-    """Return the layout in which a backend works on the operands of a call; note the rules."""
-    rule = LAYOUT_RULES.get(re.sub("(Transpose|Depthwise)$", "", backend), "")
-    if not rule:
-        log.append(Rule(f"{backend} knows another layout than contiguous", False))
-    last = rule and evaluate(parsed(rule), Facts(call, machine), log)
-    return channels_last_of(call.weight.ndim - 2) if last else torch.contiguous_format
+def in_channels_last(backend: str, call: ConvCall, machine: Machine) -> tuple[bool, list[Rule]]:
+    """Return whether a backend works in channels_last on the operands of a call, with the rules."""
+    rule = LAYOUT_RULES.get(re.sub("(Transpose|Depthwise)$", "", backend))
+    if rule is None:
+        return False, [Rule(f"{backend} knows another layout than contiguous", False)]
+    log: list[Rule] = []
+    return evaluate(parsed(rule), Facts(call, machine), log), log
 
 
-def select(call: ConvCall, machine: Machine, log: list[Rule], table: Table = SELECT) -> str:
-    """Return the name of the backend that a table gives for a call, and note every rule on the way."""
-    facts = Facts(call, machine)
-    found = next(table[text] for text in table if text == "True" or evaluate(parsed(text), facts, log))
-    if isinstance(found, dict):
-        return select(call, machine, log, found)
-    return found.format(T="Transpose" * call.transposed, d=call.input.ndim - 2)
+def select(call: ConvCall, machine: Machine) -> tuple[str, list[Rule]]:
+    """Return the name of the backend for a call, with every rule on the way."""
+    facts, log = Facts(call, machine), list[Rule]()
+    found: str | Table = SELECT
+    while isinstance(found, dict):
+        found = next(found[text] for text in found if text == "True" or evaluate(parsed(text), facts, log))
+    return found.format(T="Transpose" * call.transposed, d=call.input.ndim - 2), log

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._compat import channels_last_of
 from ...backends import padded
 from ...problem import ConvProblem
 from . import rules
@@ -31,23 +32,14 @@ BACKENDS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice of PyTorch's, and why.
+    """A choice of PyTorch's, and why."""
 
-    Args:
-        kind: what was decided: ``"backend"`` or ``"memory_format"``.
-        answer: its name.
-        rules: every rule that was evaluated, in PyTorch's order; one that PyTorch does not reach is not there.
-        machine: the machine it was decided for.
-        notes: what else a reader should know.
-        value: the answer as PyTorch's own value (the number of a backend, a `torch.memory_format`).
-    """
-
-    kind: str
-    answer: str
-    rules: tuple[Rule, ...]
-    machine: Machine
-    notes: tuple[str, ...] = ()
-    value: Any = field(default=None, compare=False)
+    kind: str  # what was decided: "backend" or "memory_format"
+    answer: str  # its name
+    rules: tuple[Rule, ...]  # every rule that was evaluated, in PyTorch's order; others PyTorch does not reach
+    machine: Machine  # the machine that it was decided for
+    notes: tuple[str, ...] = ()  # what else a reader should know
+    value: Any = field(default=None, compare=False)  # PyTorch's own: the number of a backend, a `torch.memory_format`
 
     @property
     def backend(self) -> str:
@@ -132,10 +124,9 @@ def described_call(
 
 def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
     """Return the choice for a call that is already described and checked."""
-    log: list[Rule] = []
     call, notes = call.symmetric()
     flat = call.view_1d_as_2d()
-    name = rules.select(flat, machine, log)
+    name, log = rules.select(flat, machine)
     if machine.torch_version not in MODELLED_VERSIONS:
         notes += (
             f"torch {machine.torch_version} is unknown: the rules are those of {MODELLED_VERSIONS[0]} to "
@@ -154,8 +145,8 @@ def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
 
 def layout_decision(backend: str, call: ConvCall, machine: Machine) -> Decision:
     """Return the layout in which a backend works on the operands of a call, with every rule."""
-    log: list[Rule] = []
-    fmt = rules.layout(backend, call, machine, log)
+    last, log = rules.in_channels_last(backend, call, machine)
+    fmt = channels_last_of(call.weight.ndim - 2) if last else torch.contiguous_format
     return Decision("memory_format", short(fmt), tuple(log), machine, (), fmt)
 
 
@@ -178,17 +169,14 @@ def determine_backend_memory_format(
         >>> determine_backend_memory_format(x, w, "Mkldnn").memory_format
         torch.channels_last
     """
-    x, w = TensorSpec.of(input), TensorSpec.of(weight)
+    call = ConvCall(TensorSpec.of(input), TensorSpec.of(weight), None, (), (), (), False, (), 1)
     if isinstance(backend, Decision):
-        device = backend.machine if device is None else device
-        backend = backend.backend
+        device, backend = backend.machine if device is None else device, backend.backend
     name = BACKENDS[backend] if isinstance(backend, int) else backend
     if name not in BACKENDS:
         raise ValueError(f"{name!r} is not one of ATen's backends: {', '.join(BACKENDS)}")
-    machine = machine_of(device, x.device_type)
-    if device is not None:
-        x, w = x.on(machine.device_type), w.on(machine.device_type)
-    return layout_decision(name, ConvCall(x, w, None, (), (), (), False, (), 1), machine)
+    machine = machine_of(device, call.input.device_type)
+    return layout_decision(name, call if device is None else call.on(machine.device_type), machine)
 
 
 #: Backends whose kernels know one group only: PyTorch cuts the tensors into groups and calls them once for each.
@@ -205,6 +193,9 @@ class Copy:
     why: str
     nbytes: int
 
+    def __str__(self) -> str:
+        return f"copies     {self.what}, {self.nbytes} bytes: {self.why}"
+
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
@@ -218,23 +209,14 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class AtenTrace:
-    """The four steps for one call, with everything that decided them.
+    """The four steps for one call, with everything that decided them."""
 
-    Args:
-        call: the operands and arguments, checked.
-        backend: the choice of the forward pass.
-        memory_format: the layout of the forward pass.
-        forward: what runs forward.
-        gradient_backend: the choice of the backward pass: one for both gradients, made before ``output_mask`` is read.
-        gradients: what runs backward; None where there is no backward.
-    """
-
-    call: ConvCall
-    backend: Decision
-    memory_format: Decision
+    call: ConvCall  # the operands and arguments, checked
+    backend: Decision  # the choice of the forward pass
+    memory_format: Decision  # the layout of the forward pass
     forward: KernelRun
-    gradient_backend: Decision
-    gradients: KernelRun | None
+    gradient_backend: Decision  # one for both gradients, made before ``output_mask`` is read
+    gradients: KernelRun | None  # None where there is no backward
 
     def __str__(self) -> str:
         c = self.call
@@ -252,8 +234,7 @@ class AtenTrace:
             times = f", {run.calls} times, once for each group" if run.calls > 1 else ""
             of = f" ({self.gradient_backend.answer})" if title == "gradients" else ""
             lines.append(f"{title}: {run.function}{of}{times}")
-            lines += [f"  copies     {k.what}, {k.nbytes} bytes: {k.why}" for k in run.copies]
-            lines += [f"  allocates  {t}" for t in run.temporaries]
+            lines += [f"  {line}" for line in (*run.copies, *(f"allocates  {t}" for t in run.temporaries))]
         return "\n".join(lines)
 
 
@@ -272,42 +253,38 @@ def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: A
 def trace_call(call: ConvCall, machine: Machine) -> AtenTrace:
     """Return the steps for a call that is already described and checked."""
     backend = backend_of_call(call, machine)
-    gradient_backend = backend_of_call(replace(call, need_backward=True), machine)
+    of_gradients = backend_of_call(replace(call, need_backward=True), machine)
     call, _ = call.symmetric()
-    layout, forward = _run(call, backend, backward=False)
-    _, gradients = _run(call, gradient_backend, backward=True)
-    has_backward = bool(kernel_of(gradient_backend.answer).backward)
-    return AtenTrace(call, backend, layout, forward, gradient_backend, gradients if has_backward else None)
+    layout, forward = _run(call, backend)
+    gradients = _run(call, of_gradients, backward=True)[1] if kernel_of(of_gradients.answer).backward else None
+    return AtenTrace(call, backend, layout, forward, of_gradients, gradients)
 
 
-def _run(call: ConvCall, backend: Decision, *, backward: bool) -> tuple[Decision, KernelRun]:
-    """The layout in which a backend runs, and what it runs."""
-    name, c = backend.answer, call.view_1d_as_2d()
-    kernel, layout = kernel_of(name), layout_decision(backend.answer, c, backend.machine)
+def _run(call: ConvCall, backend: Decision, *, backward: bool = False) -> tuple[Decision, KernelRun]:
+    """Return the layout in which a backend runs, and what it runs."""
+    name, c, x = backend.answer, call.view_1d_as_2d(), call.input
+    kernel, layout = kernel_of(name), layout_decision(name, c, backend.machine)
     copies: list[Copy] = []
-    if c is not call and not call.input.is_contiguous():
-        why = "a 1-D input is made contiguous before it is viewed as 2-D"
-        copies.append(Copy(f"input {call.input}", why, call.input.nbytes))
+    if c is not call and not x.is_contiguous():
+        copies.append(Copy(f"input {x}", "a 1-D input is made contiguous before it is viewed as 2-D", x.nbytes))
     for what, spec in (("input", c.input), ("weight", c.weight)):
         if name not in _ANY_LAYOUT and not spec.mkldnn and not spec.is_contiguous(layout.value):
-            why = f"the backend works in {short(layout.value)}"
-            copies.append(Copy(f"{what} {spec}", why, spec.nbytes))
+            copies.append(Copy(f"{what} {spec}", f"the backend works in {layout.answer}", spec.nbytes))
     groups = c.groups if name in _ONE_GROUP else 1
     if groups > 1:
         copies += _group_copies(c, layout.value, backward)
-    forward, gradients = (kernel.forward, kernel.forward_temporaries), (kernel.backward, kernel.backward_temporaries)
-    function, temporaries = gradients if backward else forward
-    if call.input.device_type == "cuda" and kernel.cuda_temporaries:
-        temporaries = kernel.cuda_temporaries
-    return layout, KernelRun(function, groups, tuple(copies), temporaries)
+    temporaries = kernel.backward_temporaries if backward else kernel.forward_temporaries
+    if x.device_type == "cuda":
+        temporaries = kernel.cuda_temporaries or temporaries
+    return layout, KernelRun(kernel.backward if backward else kernel.forward, groups, tuple(copies), temporaries)
 
 
 def _group_copies(c: ConvCall, fmt: torch.memory_format, backward: bool) -> list[Copy]:
     """Every group's slice of every operand is made contiguous, and the results are concatenated."""
     copies: list[Copy] = []
     out = TensorSpec(c.output_shape, dtype=c.input.dtype)
-    sliced = [("input", c.input.contiguous(fmt), 1), ("weight", c.weight.contiguous(fmt), 0)]
-    for what, spec, dim in [*sliced, ("grad_output", out, 1)] if backward else sliced:
+    sliced = [("input", c.input.contiguous(fmt), 1), ("weight", c.weight.contiguous(fmt), 0), ("grad_output", out, 1)]
+    for what, spec, dim in sliced if backward else sliced[:2]:
         part = replace(spec, shape=(*spec.shape[:dim], spec.shape[dim] // c.groups, *spec.shape[dim + 1 :]))
         if not part.is_contiguous(spec.suggest_memory_format()):
             copies.append(Copy(f"{c.groups} slices of {what}", "the kernel knows one group only", spec.nbytes))
