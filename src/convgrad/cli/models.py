@@ -6,8 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,18 +131,6 @@ def _own(name: str) -> Callable[[], Any]:
     if not callable(result):
         raise fail(f"{name!r} is of type {type(result).__name__}", _FACTORY)
     return result
-
-
-@contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Make an error that a model raises where it is called one for the user."""
-    try:
-        yield
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
-        raise fail(
-            f"{name!r} raised {type(error).__name__}: {error}",
-            "--input states the shape of its input; or its function returns (model, example_inputs)",
-        ) from error
 
 
 def explained(

@@ -15,7 +15,7 @@ import typer
 
 from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
-from .models import MODELS, errors_of, with_inputs
+from .models import MODELS, with_inputs
 from .options import is_script, only_for, writable
 
 if TYPE_CHECKING:
@@ -123,5 +123,10 @@ def profile_of(
     options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
     tune = shlex.join(["convgrad", "tune", *options, name])
     left = max(0.1, until - time.perf_counter())
-    with errors_of(name):
+    try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)
+    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
+        raise fail(
+            f"{name!r} raised {type(error).__name__}: {error}",
+            "--input states the shape of its input; or its function returns (model, example_inputs)",
+        ) from error
