@@ -17,7 +17,7 @@ import torch
 
 import convgrad
 from convgrad.cli.models import MODELS
-from convgrad.engine.ab_timer import conditions, keep_memory, surroundings
+from convgrad.engine.measure import conditions, keep_memory, surroundings
 
 #: Columns that say where a row comes from.
 CONDITIONS = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")

@@ -31,7 +31,7 @@ from convgrad.cli.problem_arguments import read_problems
 from convgrad.cli.tune import Job, jobs_of
 from convgrad.diagnostics import Limits, Machine, limits_of
 from convgrad.engine import Step, choose, measure_now, trials
-from convgrad.engine.ab_timer import compare
+from convgrad.engine.measure import compare
 from convgrad.problem import ConvProblem
 from convgrad.tables import Table
 

@@ -32,7 +32,7 @@ from convgrad.cli.options import LAYOUTS
 from convgrad.cli.tune import jobs_of, measure_all
 from convgrad.diagnostics import Explanation, explain
 from convgrad.engine import by_rules_alone, cache
-from convgrad.engine.ab_timer import Ratio, compare
+from convgrad.engine.measure import Ratio, compare
 from convgrad.models import accelerate_, arguments
 from convgrad.tables import Table
 

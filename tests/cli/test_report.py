@@ -55,7 +55,7 @@ def test_a_model_then_compared_with_itself(capsys) -> None:
     assert run(["report", "second.json", "-o", "again.html"]) == 0
     assert Profile.read("again.html") == second
     assert second.before is not None
-    assert second.before["what"] == "report_models:with_inputs"
+    assert second.before.what == "report_models:with_inputs"
     assert "mb2ic3ih8" in second.rows[0].problem
     args = ["report_models:with_inputs", "--dtype", "float64", "-o", "third.json", "--seconds", "0.1"]
     assert run(["report", *args]) == 0

@@ -66,7 +66,7 @@ def problems(
 
         convgrad --kernels my_kernels.py bench g32mb8ic32ih56oc32oh56kh3ph1 --backend mine -o forward
     """
-    from ..engine.ab_timer import keep_memory
+    from ..engine.measure import keep_memory
     from .bench_problems import run_problems
     from .problem_arguments import read_problems
 
@@ -112,7 +112,7 @@ def steps(
     """
     import torch
 
-    from ..engine.ab_timer import Ratio, conditions, keep_memory
+    from ..engine.measure import Ratio, conditions, keep_memory
     from .problem_arguments import read_problems
     from .report import profile_of
     from .tune import jobs_of, measure_all

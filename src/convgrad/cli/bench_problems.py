@@ -14,7 +14,7 @@ from ..backends import COPY
 from ..check import check_problem, shrunk
 from ..diagnostics import BEYOND, TOO_LOW, Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
-from ..engine.ab_timer import Ratio, compare, conditions
+from ..engine.measure import Ratio, compare, conditions
 from ..problem import PASSES, ConvProblem, Outputs, Pass, passes_of
 from ..tables import Columns, Table, csv_text
 from .app import Result, fail, say
