@@ -24,7 +24,8 @@ import time_steps  # noqa: E402
 from convgrad.cli import models  # noqa: E402
 from convgrad.cli.models import MODELS, Model  # noqa: E402
 from convgrad.diagnostics import Limits  # noqa: E402
-from convgrad.engine import measurements, measurer, trials  # noqa: E402
+from convgrad.engine import measurements, trials  # noqa: E402
+from convgrad.engine.measure import measurer  # noqa: E402
 from convgrad.problem import ConvProblem  # noqa: E402
 
 #: A depthwise layer, a dense one, and the first once more under another name.

@@ -15,8 +15,9 @@ pytest.importorskip("typer")
 
 from convgrad.backends import aten_defects
 from convgrad.cli.app import run
-from convgrad.engine import Found, by_rules_alone, choose, measurements, measurer, record
+from convgrad.engine import Found, by_rules_alone, choose, measurements, record
 from convgrad.engine.found import load
+from convgrad.engine.measure import measurer
 from convgrad.problem import ConvProblem, Output
 
 OWN = """

@@ -119,9 +119,9 @@ def profile_of(
     until = time.perf_counter() + seconds
     stage("making the model")
     model, inputs = with_inputs(name, place, DTYPES[dtype] if dtype else None, channels_last, shape)
-    options = [*["--input", shape] * bool(shape), *["--channels-last"] * channels_last]
-    options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
-    tune = shlex.join(["convgrad", "tune", *options, name])
+    given = {"--input": shape, "--dtype": dtype, "--device": "" if place.type == "cpu" else str(place)}
+    words = [word for option, value in given.items() if value for word in (option, value)]
+    tune = shlex.join(["convgrad", "tune", *words, *["--channels-last"] * channels_last, name])
     left = max(0.1, until - time.perf_counter())
     try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)

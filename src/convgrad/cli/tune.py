@@ -149,19 +149,15 @@ def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def measure_all(jobs: Collection[Job], device: torch.device, advance: Callable[[], object] = lambda: None) -> None:
-    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round.
-
-    Args:
-        advance: is called for each job of each round.
-    """
+def measure_all(jobs: Collection[Job], device: torch.device, moved: Callable[..., object] = lambda **_: None) -> None:
+    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round."""
     from ..engine import measure_now, measurements
 
     for done in range(measurements.SETTLED):
         for job in jobs:
             if job.count(device) <= done:  # another process may have measured it meanwhile
                 measure_now(job.problem, job.outputs, device, force=True)
-            advance()
+            moved(advance=1)
 
 
 def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
@@ -169,9 +165,9 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     from ..engine import choose, measurements
 
     rounds, interrupted = measurements.SETTLED, False
-    with progress("measuring", len(jobs) * rounds) as advance:
+    with progress("measuring", len(jobs) * rounds) as moved:
         try:
-            measure_all(jobs, device, advance)
+            measure_all(jobs, device, moved)
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
