@@ -172,7 +172,8 @@ def _pairs(
     from ..engine import get_backend
 
     for backend in named:
-        yield from ((backend.name, output) for output in outputs or outputs_of(backend))
+        for output in outputs or outputs_of(backend):
+            yield backend.name, output
     if named:
         return
     if problem.empty:
