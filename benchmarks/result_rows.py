@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import convgrad
-from convgrad.cli.models import MODELS
+from convgrad.cli.models import MODELS, build
 from convgrad.engine.measure import conditions, keep_memory, surroundings
 
 #: Columns that say where a row comes from.
@@ -156,6 +157,14 @@ def shape_of(name: str, batch: int, size: int) -> str:
     """Return the shape of the input of a model: images of size x size, or sequences of the model's own length."""
     sample = MODELS[name].input if name in MODELS else (3, size, size)
     return "x".join(map(str, (batch, 3, size, size) if len(sample) == 3 else (batch, *sample)))
+
+
+def takes_images(name: str) -> bool:
+    """Return whether a model can be called in channels_last."""
+    if name in MODELS:
+        return len(MODELS[name].input) == 3
+    inputs = build(name, "meta")[1]
+    return inputs is None or any(getattr(value, "ndim", 0) in (4, 5) for value in tree_leaves(inputs))
 
 
 #: Columns that say what a row is about, and a function that finds the others.

@@ -20,19 +20,19 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of
+from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of, takes_images
 from torch import Tensor
 
 from convgrad._compat import channels_last_of
-from convgrad.cli.bench_problems import stock_steps
-from convgrad.cli.models import MODELS, build, explained, has_images
+from convgrad.backends import COPY
+from convgrad.cli.models import explained
 from convgrad.cli.options import LAYOUTS
 from convgrad.cli.problem_arguments import read_problems
 from convgrad.cli.tune import Job, jobs_of
 from convgrad.diagnostics import Limits, Machine, limits_of
-from convgrad.engine import Step, choose, measure_now, trials
+from convgrad.engine import Step, choose, get_backend, measure_now, reasons_against, trials
 from convgrad.engine.measure import compare
-from convgrad.problem import ConvProblem
+from convgrad.problem import ConvProblem, Outputs
 from convgrad.tables import Table
 
 CPU = torch.device("cpu")
@@ -99,11 +99,7 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
     if Path(name).is_file():
         result = read_problems([name])[0]
         return [p.replace(memory_format=channels_last_of(p.ndim)) for p in result] if channels_last else result
-    if ":" in name:
-        inputs, shape = build(name, "meta")[1], ""
-        images = inputs is None or has_images(inputs)
-    else:
-        images, shape = len(MODELS[name].input) == 3, shape_of(name, batch, size)
+    images, shape = takes_images(name), "" if ":" in name else shape_of(name, batch, size)
     if channels_last and not images:
         return []
     result = explained(name, Machine.here(), torch.float32, channels_last, shape)
@@ -111,6 +107,22 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
 
 
 # ---- timing ------------------------------------------------------------------------------------------
+
+
+def stock_steps(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
+    """Return the steps of PyTorch as given, and through channels_last and back, where it can.
+
+    A sequence in channels_last is an image of one row.
+    """
+    found: dict[str, tuple[Step, ...]] = {}
+    for name in ("aten", "aten:channels_last"):
+        backend = get_backend(name + COPY * (problem.padding_mode != "zeros"))
+        each: tuple[Outputs, ...] = tuple((o,) for o in outputs)
+        for sets in ((outputs,), each):
+            if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):
+                found[name] = tuple(Step(backend, o, "requested by name") for o in sets)
+                break
+    return found
 
 
 def _named(steps: Steps) -> str:

@@ -23,11 +23,11 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of
+from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of, takes_images
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from convgrad.cli.models import MODELS, build, example_input, has_images, in_channels_last
+from convgrad.cli.models import build, example_input, in_channels_last
 from convgrad.cli.options import LAYOUTS
 from convgrad.cli.tune import jobs_of, measure_all
 from convgrad.diagnostics import Explanation, explain
@@ -73,14 +73,6 @@ def main(args: Sequence[str] | None = None) -> int:
         _show([row for row in rows if row["choice"] == choice])
 
     return run_rows(options, COLUMNS, _KEY, all_rows, show)
-
-
-def takes_images(name: str) -> bool:
-    """Whether a model can be called in channels_last."""
-    if name in MODELS:
-        return len(MODELS[name].input) == 3
-    inputs = build(name, "meta")[1]
-    return inputs is None or has_images(inputs)
 
 
 def _timed(name: str, layout: str, seconds: float, measured: bool, compiled: bool, autocast: bool) -> dict[str, Any]:

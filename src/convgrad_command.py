@@ -15,13 +15,20 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, and end the process with its exit status."""
+    """Run the command line, and end the process with its exit status; without its packages, say how to get them."""
     spec = find_spec("convgrad")
     if spec is not None:
         sys.modules.setdefault("convgrad", module_from_spec(spec))
-    from convgrad.__main__ import main as command
+    try:
+        try:
+            import typer  # noqa: F401
+        except ImportError as error:
+            sys.exit(f"convgrad: the command line needs {error.name}; install it with: pip install 'convgrad[cli]'")
+        from convgrad.cli.app import run
 
-    command()
+        sys.exit(run())
+    except KeyboardInterrupt:  # while the imports run
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,6 @@
-"""``python -m convgrad``; `convgrad_command` starts the command ``convgrad`` here."""
+"""``python -m convgrad``: the command ``convgrad``, after the package's own imports."""
 
-from __future__ import annotations
-
-import sys
-
-
-def main() -> None:
-    """Run the command line; without its packages, say in one line how to get them."""
-    try:
-        try:
-            import typer  # noqa: F401
-        except ImportError as error:
-            sys.exit(f"convgrad: the command line needs {error.name}; install it with: pip install 'convgrad[cli]'")
-        from .cli.app import run
-
-        sys.exit(run())
-    except KeyboardInterrupt:  # while the imports run
-        sys.exit(130)
-
+from convgrad_command import main
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
 
@@ -233,14 +233,13 @@ def json_text(name: str, data: object) -> str:
 
 @contextmanager
 def progress(what: str, total: int) -> Generator[Callable[..., None], None, None]:
-    """A bar on a terminal; the function that the block is given moves it on, by one if not told otherwise."""
+    """A bar on a terminal; the function that the block is given moves it: ``advance=1`` or ``completed=5``."""
     from rich.console import Console
     from rich.progress import Progress
 
     console, printed = Console(stderr=True), sys.stdout.isatty()  # into a file goes what is printed, not the bar
     with Progress(console=console, disable=not sys.stderr.isatty(), transient=True, redirect_stdout=printed) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda amount=1.0: bar.advance(task, amount)
+        yield partial(bar.update, bar.add_task(what, total=total))
 
 
 # ---- errors --------------------------------------------------------------------------------------

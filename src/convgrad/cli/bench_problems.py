@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from ..backends import COPY
+from ..backends import COPY, Backend
 from ..check import check_problem, shrunk
-from ..diagnostics import BEYOND, TOO_LOW, Machine, limits_of
-from ..engine import Step, backends, choose, get_backend, reasons_against, trials
-from ..engine.measure import Ratio, compare, conditions
-from ..problem import PASSES, ConvProblem, Outputs, Pass, passes_of
+from ..diagnostics import BEYOND, TOO_LOW, Machine, compared, limits_of
+from ..engine import Step, backends, choose, get_backend, reasons_against
+from ..engine.measure import Ratio, conditions
+from ..problem import PASSES, ConvProblem, Pass, passes_of
 from ..tables import Columns, Table, csv_text
 from .app import Result, fail, say
 
@@ -98,27 +98,15 @@ def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch
     return names or [choose(problem, (pass_,), device)[0].backend.name]
 
 
-def stock_steps(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
-    """Return the steps of PyTorch as given, and through channels_last and back, where it can.
-
-    A sequence in channels_last is an image of one row.
-    """
-    found: dict[str, tuple[Step, ...]] = {}
-    for name in ("aten", "aten:channels_last"):
-        backend = get_backend(name + COPY * (problem.padding_mode != "zeros"))
-        each: tuple[Outputs, ...] = tuple((o,) for o in outputs)
-        for sets in ((outputs,), each):
-            if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):
-                found[name] = tuple(Step(backend, o, "requested by name") for o in sets)
-                break
-    return found
-
-
 def _timed(
     problem: ConvProblem, pass_: Pass, name: str, device: torch.device, seconds: float, least: float | None
 ) -> Line:
     """The columns of a line that are found by running it."""
-    backend, stock = get_backend(name), stock_steps(problem, (pass_,), device)
+    backend, stock = get_backend(name), dict[str, Backend]()
+    for one in ("aten", "aten:channels_last"):  # a sequence in channels_last is an image of one row
+        pytorchs = get_backend(one + COPY * (problem.padding_mode != "zeros"))
+        if not reasons_against(pytorchs, problem, (pass_,), device, requested=True):
+            stock[one] = pytorchs
     against = reasons_against(backend, problem, (pass_,), device)
     if not against and "aten" not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
@@ -128,14 +116,13 @@ def _timed(
     for result in check_problem(name, small, pass_, device=device, properties=("exact", "bound")):
         if result.status == "failed":
             return {"note": f"wrong: {result.message}", "wrong": True}
-    candidates = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
-    try:
-        calls = trials({candidate: (problem, steps) for candidate, steps in candidates.items()}, (pass_,), device)
-    except (RuntimeError, MemoryError):
+    candidates = {
+        one: (problem, (Step(b, (pass_,), "requested by name"),)) for one, b in {"mine": backend, **stock}.items()
+    }
+    seen = compared(candidates, (pass_,), device, baselines=[*stock], seconds=seconds)
+    if seen is None:
         return {"note": "no memory for it"}
-    best = min(stock, key=compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5).median)
-    seen = compare({one: calls[one] for one in ("mine", best)}, best, seconds=seconds / 2, device=device)
-    took = seen.seconds("mine")
+    best, took = seen.baseline, seen.seconds("mine")
     return {
         "note": "" if small == problem else "checked at a reduced size",
         "milliseconds": took * 1e3,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +17,9 @@ from .options import PROPERTIES, outputs_named
 if TYPE_CHECKING:
     import torch
 
+    from ..backends import Backend
     from ..check import CheckResult
-    from ..problem import ConvProblem, Output
+    from ..problem import ConvProblem, Output, Outputs
 
 #: Of many problems these are checked unless --thorough asks for all: is every element right?
 _QUICK = ("exact", "bound")
@@ -68,35 +68,46 @@ def check(
 
         convgrad check --aten
     """  # fmt: skip
-    from ..check import CheckReport, check_problem, shrunk
+    from ..check import CheckReport, accepts, check_problem, default_problems, problems_for, shrunk
+    from ..engine import backends, get_backend
     from .problem_arguments import read_problems
 
     if aten:
         findings, ended = search_and_record(60.0 if seconds is None else seconds, seed)
         return Result({"aten_findings": findings}, int(bool(findings)) if ended else 130)
-    problems = read_problems([what], transposed)[0] if what else _own_list(backend, transposed)
+    named = [get_backend(name) for name in (backends() if "all" in (backend or ()) else backend or ())]
+    if what:
+        problems = read_problems([what], transposed)[0]
+    elif transposed:
+        raise fail("--transposed says how a problem or a file is read, and none is named", "check PROBLEM --transposed")
+    else:
+        problems = [*dict.fromkeys(p for one in named for p in problems_for(one))] or list(default_problems())
     single = len(problems) == 1
     properties = tuple(property_name or (PROPERTIES if thorough or single or not what else _QUICK))
     outputs, place = outputs_named(output), device_here(device)
+
+    def computed(problem: ConvProblem) -> bool:
+        return not named or any(accepts(one, problem, place) for one in named)
+
     each: list[tuple[bool, list[CheckResult]]] = []  # of each problem: whether it is reduced, and its results
     stopped, start = "", time.monotonic()
     try:
-        with progress("checking", len(problems)) as advance:
+        with progress("checking", len(problems)) as moved:
             for problem in problems:
                 if seconds is not None and time.monotonic() - start > seconds:
                     stopped = "time was up"
                     break
-                small = problem if full or single else shrunk(problem, _MOST_FLOPS, partial(_computed, backend, place))
+                small = problem if full or single else shrunk(problem, _MOST_FLOPS, computed)
                 found = [
                     result
-                    for name, one in _pairs(small, backend, outputs, place)
+                    for name, one in _pairs(small, named, outputs, place)
                     for result in check_problem(name, small, one, device=place, seed=seed, properties=properties)
                 ]
                 each.append((small != problem, found))
                 for result in found:
                     if result.status in ("failed", "differs"):
                         say(result)
-                advance()
+                moved(advance=1)
     except KeyboardInterrupt:
         stopped = "interrupted"
     report, took = CheckReport("", tuple(result for _, found in each for result in found)), time.monotonic() - start
@@ -118,37 +129,19 @@ def check(
     return Result(data, 130 if stopped == "interrupted" else int(not report.ok))
 
 
-def _own_list(names: list[str] | None, transposed: bool) -> list[ConvProblem]:
-    from ..check import default_problems, problems_for
-    from ..engine import get_backend
-
-    if transposed:
-        raise fail("--transposed says how a problem or a file is read, and none is named", "check PROBLEM --transposed")
-    if not names or "all" in names:
-        return list(default_problems())
-    return [*dict.fromkeys(p for name in names for p in problems_for(get_backend(name)))]
-
-
-def _computed(names: list[str] | None, device: torch.device, problem: ConvProblem) -> bool:
-    from ..check import accepts
-    from ..engine import get_backend
-
-    return not names or "all" in names or any(accepts(get_backend(name), problem, device) for name in names)
-
-
 def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], bool]:
     """Search PyTorch's kernels for wrong results; print, record and return them, and whether the time was used up."""
     from ..check import search_aten
     from ..engine import record
 
     findings: list[dict[str, str]] = []
-    done, before, ended = 0, 0.0, True
-    with progress("searching", 100) as advance:
+    done, ended = 0, True
+    with progress("searching", 100) as moved:
 
         def look(share: float, problems: int) -> None:
-            nonlocal before, done
-            advance(100 * (share - before))
-            before, done = share, problems
+            nonlocal done
+            done = problems
+            moved(completed=100 * share)
 
         try:
             for found in search_aten(seconds, seed, look):
@@ -171,20 +164,21 @@ def _plain(r: CheckResult) -> dict[str, Any]:
 
 
 def _pairs(
-    problem: ConvProblem, names: list[str] | None, outputs: tuple[Output, ...] | None, device: torch.device
+    problem: ConvProblem, named: list[Backend], outputs: Outputs | None, device: torch.device
 ) -> Iterator[tuple[str, Output]]:
-    """Backends and what to check of them: those named, else those that would be chosen."""
+    """Yield backends and what to check of them: those named, else those that would be chosen."""
     from ..check import outputs_of
     from ..diagnostics import explain_problem
-    from ..engine import backends, get_backend
+    from ..engine import get_backend
 
-    if names:
-        for name in backends() if "all" in names else names:
-            for output in outputs or outputs_of(get_backend(name)):
-                yield name, output
-    elif problem.empty:
+    for backend in named:
+        for output in outputs or outputs_of(backend):
+            yield backend.name, output
+    if named:
+        return
+    if problem.empty:
         yield "aten", problem.bias_pass  # which nobody computes: the result says why
-    else:
-        for output, name in explain_problem(problem, outputs, device).chosen().items():
-            if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name))):
-                yield name, output
+        return
+    for output, name in explain_problem(problem, outputs, device).chosen().items():
+        if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name))):
+            yield name, output

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..diagnostics import Explanation, Machine, ModelExplanation
-    from ..problem import Output
 
 
 @command("explain")
@@ -57,7 +56,9 @@ def explain_command(
 
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
-    from ..diagnostics import measured
+    from .._compat import channels_last_of
+    from ..diagnostics import explain_problem, measured
+    from ..problem import ConvProblem
     from ..problem_text import DTYPES
 
     of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
@@ -79,7 +80,10 @@ def explain_command(
     answers: list[Explanation] = []
     for machine, stated, last in places:
         if single:
-            answers.append(_explained(what, machine, stated, last, outputs))
+            problem = ConvProblem.parse(what)
+            layout = channels_last_of(problem.ndim) if last else problem.memory_format
+            problem = problem.replace(memory_format=layout, dtype=stated or problem.dtype)
+            answers.append(explain_problem(problem, outputs, machine))
         else:
             of = stated or DTYPES[dtype or "float32"]
             models.append(explained(what, machine, of, last or channels_last, shape, outputs))
@@ -106,19 +110,6 @@ def _place(text: str) -> tuple[Machine, torch.dtype | None, bool]:
     dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
     rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
     return Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words
-
-
-def _explained(
-    text: str, machine: Machine, dtype: torch.dtype | None, channels_last: bool, outputs: tuple[Output, ...] | None
-) -> Explanation:
-    from .._compat import channels_last_of
-    from ..diagnostics import explain_problem
-    from ..problem import ConvProblem
-
-    problem = ConvProblem.parse(text)
-    if channels_last:
-        problem = problem.replace(memory_format=channels_last_of(problem.ndim))
-    return explain_problem(problem.replace(dtype=dtype or problem.dtype), outputs, machine)
 
 
 def _of_layers(models: list[ModelExplanation], words: str) -> list[Explanation]:

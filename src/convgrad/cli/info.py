@@ -52,7 +52,7 @@ def info(
             measure_limits(dtype, device)
     data = gather()
     room = min(20, width() // 3)
-    for name, text in _all(data) if everything else _short(data):
+    for name, text in _lines(data, everything):
         say(wrapped(f"{name:<{room}}  {text}", width(), " " * (room + 4)) if text else name)
     return Result(data)
 
@@ -135,62 +135,51 @@ def _backend(backend: Backend, device: str) -> dict[str, Any]:
 # ---- for people ----------------------------------------------------------------------------------
 
 
-def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text for each line, no more than a screen of them."""
+def _lines(data: dict[str, Any], everything: bool) -> Iterator[tuple[str, str]]:
+    """Yield a name and a text for each line: a screen of them, or with every reason and every defect."""
     from ..backends import why_absent
+    from ..diagnostics import Limits
 
     if missing := why_absent():
         yield f"NO COMPILED KERNELS: {missing}", ""
-    versions, machine, store, backends = (data[title] for title in ("versions", "machine", "store", "backends"))
-    yield "versions", ", ".join(f"{name} {versions[name] or 'none'}" for name in list(versions)[:5])
+    machine, settings, store, backends = (data[title] for title in ("machine", "settings", "store", "backends"))
+    versions = dict(data["versions"])
+    modelled = f"; its rules are known for {', '.join(versions.pop('modelled_torch'))}"
+    yield "versions", ", ".join(f"{n} {version or 'none'}" for n, version in versions.items()) + modelled * everything
     yield "machine", machine["here"]
-    yield "limits", _limits(machine["limits"])
+    limits = machine["limits"]
+    yield "limits", str(Limits(**limits)) if limits else "not measured yet (convgrad info --measure)"
     yield "devices", ", ".join(machine["devices"])
     can = [name for name, b in backends.items() if any(x["passes"] for x in b["layers"].values())]
     yield "backends", f"on {backends['aten']['device']} for float32 layers: {', '.join(can)}"
-    yield "not for these", f"{', '.join(n for n in backends if n not in can)} (why: convgrad info --all)"
-    yield from ((f"  {name}", backend["summary"]) for name, backend in backends.items() if name not in BACKENDS)
-    settings = data["settings"]
+    if everything:
+        yield from _of_backends(backends)
+    else:
+        yield "not for these", f"{', '.join(n for n in backends if n not in can)} (why: convgrad info --all)"
+        yield from ((f"  {name}", backends[name]["summary"]) for name in backends if name not in BACKENDS)
     on = [name for name, value in settings.items() if value is True]
+    off = [f"not {name}" for name, value in settings.items() if value is False]
     share = settings["measuring_fraction_of_time"]
     measuring = f"measuring for {share:.0%} of the time" if share else "no measuring"
-    yield "settings", f"{', '.join(on)}; threads {settings['threads']}; {measuring}"
-    count = len(data["pytorch_defects"])
-    yield "PyTorch's defects", f"{count} known here and avoided (which: convgrad info --all)"
+    yield "settings", f"{', '.join(on + off * everything)}; threads {settings['threads']}; {measuring}"
+    which = "" if everything else " (which: convgrad info --all)"
+    yield "PyTorch's defects", f"{len(data['pytorch_defects'])} known here and avoided{which}"
+    if everything:
+        yield from ((f"  {d['name']}", f"{d['what']}: {d['when']}") for d in data["pytorch_defects"])
     lost = f"; cannot be written ({store['obstacle']}): what is measured is forgotten" if store["obstacle"] else ""
     yield "store", (store["folder"] or "off") + lost
-    yield from (("", text) for text in _measured(store["measured"]))
+    measured = [f"choices for {counted(count)} on {machine}" for machine, count in store["measured"].items()]
+    yield from (("", text) for text in measured or ["nothing measured yet (convgrad tune)"])
+    if everything:
+        yield "", f"{store['verified']} kernels verified, {store['defects']} defects of PyTorch found here"
     yield "package", data["paths"]["package"]
 
 
-def _all(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the same with every reason and every defect; a title has no text."""
-    yield "backends", ""
-    for name, backend in data["backends"].items():
+def _of_backends(backends: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, backend in backends.items():
         yield f"  {name}", backend["summary"]
         answers: dict[str, list[str]] = {}
         for kind, layer in backend["layers"].items():
             can = ", ".join(layer["passes"]) or f"no: {'; '.join(layer['reasons_against'])}"
             answers.setdefault(can, []).append(kind)
-        for can, kinds in answers.items():
-            yield "", f"  {', '.join(kinds)} on {backend['device']}: {can}"
-    said = {"limits": _limits(data["machine"]["limits"]), "measured": "; ".join(_measured(data["store"]["measured"]))}
-    for title in ("versions", "machine", "settings", "store", "paths"):
-        yield title, ""
-        for name, value in data[title].items():
-            text = said.get(name) or (", ".join(value) if isinstance(value, list) else value)
-            yield f"  {name}", "none" if text is None else str(text)
-    yield "PyTorch's kernels are wrong", ""
-    yield from ((f"  {defect['name']}", f"{defect['what']}: {defect['when']}") for defect in data["pytorch_defects"])
-
-
-def _limits(limits: dict[str, Any] | None) -> str:
-    from ..diagnostics import Limits
-
-    return "not measured yet (convgrad info --measure)" if limits is None else str(Limits(**limits))
-
-
-def _measured(counts: dict[str, int]) -> list[str]:
-    return [f"choices for {counted(count)} on {machine}" for machine, count in counts.items()] or [
-        "nothing measured yet (convgrad tune)"
-    ]
+        yield from (("", f"  {', '.join(kinds)} on {backend['device']}: {can}") for can, kinds in answers.items())

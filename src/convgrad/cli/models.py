@@ -6,8 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,18 +133,6 @@ def _own(name: str) -> Callable[[], Any]:
     return result
 
 
-@contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Make an error that a model raises where it is called one for the user."""
-    try:
-        yield
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
-        raise fail(
-            f"{name!r} raised {type(error).__name__}: {error}",
-            "--input states the shape of its input; or its function returns (model, example_inputs)",
-        ) from error
-
-
 def explained(
     name: str,
     machine: Machine,
@@ -214,24 +201,17 @@ def example_input(name: str, shape: str = "") -> torch.Tensor:
         raise fail(f"an input of {shape or 'the usual shape'} does not fit in any memory") from None
 
 
-def has_images(inputs: Any) -> bool:
-    """Return whether something that a model is called with, an image or a volume, can be in channels_last."""
-    from torch.utils._pytree import tree_leaves
-
-    return any(getattr(value, "ndim", 0) in (4, 5) for value in tree_leaves(inputs))
-
-
 def in_channels_last(net: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
     """Return a model and its inputs in channels_last; an error for the user where there is no image."""
     import torch
-    from torch.utils._pytree import tree_map_only
+    from torch.utils._pytree import tree_leaves, tree_map_only
 
     from .._compat import channels_last_of
 
     def converted(t: torch.Tensor) -> torch.Tensor:
         return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if t.dim() in (4, 5) else t
 
-    if not has_images(inputs):
+    if not any(getattr(value, "ndim", 0) in (4, 5) for value in tree_leaves(inputs)):
         raise fail("--channels-last needs an input that is an image or a volume")
     for t in (*net.parameters(), *net.buffers()):
         t.data = converted(t.data)

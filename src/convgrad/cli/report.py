@@ -15,7 +15,7 @@ import typer
 
 from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
-from .models import MODELS, errors_of, with_inputs
+from .models import MODELS, with_inputs
 from .options import is_script, only_for, writable
 
 if TYPE_CHECKING:
@@ -119,9 +119,14 @@ def profile_of(
     until = time.perf_counter() + seconds
     stage("making the model")
     model, inputs = with_inputs(name, place, DTYPES[dtype] if dtype else None, channels_last, shape)
-    options = [*["--input", shape] * bool(shape), *["--channels-last"] * channels_last]
-    options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
-    tune = shlex.join(["convgrad", "tune", *options, name])
+    given = {"--input": shape, "--dtype": dtype, "--device": "" if place.type == "cpu" else str(place)}
+    words = [word for option, value in given.items() if value for word in (option, value)]
+    tune = shlex.join(["convgrad", "tune", *words, *["--channels-last"] * channels_last, name])
     left = max(0.1, until - time.perf_counter())
-    with errors_of(name):
+    try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)
+    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
+        raise fail(
+            f"{name!r} raised {type(error).__name__}: {error}",
+            "--input states the shape of its input; or its function returns (model, example_inputs)",
+        ) from error

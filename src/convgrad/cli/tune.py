@@ -114,71 +114,50 @@ def _jobs_of(
     what: str, args: Sequence[str], models: tuple[torch.device, str, str, bool], data: dict[str, Any]
 ) -> Iterable[Job]:
     """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
+    from ..diagnostics import Usage, run_script
     from .problem_arguments import read_problems
 
-    if is_script(what):
-        _, shape, dtype, channels_last = models
-        only_for("model", what, False, {"--input": shape, "--dtype": dtype, "--channels-last": channels_last})
-        return _of_script(what, args, data)
-    if args:
-        raise fail(f"only a script takes arguments, got {args[0]!r}")
-    return jobs_of(read_problems([what], models=models, linear=True)[0])
+    if not is_script(what):
+        if args:
+            raise fail(f"only a script takes arguments, got {args[0]!r}")
+        return jobs_of(read_problems([what], models=models, linear=True)[0])
+    _, shape, dtype, channels_last = models
+    only_for("model", what, False, {"--input": shape, "--dtype": dtype, "--channels-last": channels_last})
+    seen = Usage()
+    data["script_status"] = status = run_script(what, args, measure=False, width=width(), usage=seen)
+    if not seen.rows:
+        raise fail(f"{what} computed no convolution (its exit status is {status})")
+    calls = ((row.direction == "forward", jobs_of([row.convolution])) for row in seen.rows)
+    return [job for forward, jobs in calls for job in jobs if (len(job.outputs) == 1) == forward]
 
 
 def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
-    """The calls that training makes of some problems."""
-    for problem in problems:
-        if not problem.empty:
-            yield _job(problem, (problem.bias_pass,))
-            yield _backward(problem)
+    """Yield the calls that training makes of some problems; measuring both gradients measures each alone, too.
 
-
-def _backward(problem: ConvProblem) -> Job:
-    """Both gradients; measuring them measures each alone, too."""
+    For a problem with a padding mode, the choice is looked up for its padded copy.
+    """
+    from ..backends import padded
     from ..problem import gradient_outputs
 
-    return _job(problem.replace(has_bias=False), gradient_outputs(problem.transposed, (True, True, False)))
-
-
-def _job(problem: ConvProblem, outputs: Outputs) -> Job:
-    """For a problem with a padding mode, the choice is looked up for its padded copy."""
-    from ..backends import padded
-
-    return Job((problem if problem.padding_mode == "zeros" else padded(problem)).replace(name=""), outputs)
-
-
-def _of_script(script: str, args: Sequence[str], data: dict[str, Any]) -> list[Job]:
-    from ..diagnostics import Usage, run_script
-
-    seen = Usage()
-    status = run_script(script, args, measure=False, width=width(), usage=seen)
-    if not seen.rows:
-        raise fail(f"{script} computed no convolution (its exit status is {status})")
-    data["script_status"] = status
-    return [
-        _job(row.convolution, row.passes) if row.direction == "forward" else _backward(row.convolution)
-        for row in seen.rows
-    ]
+    for problem in problems:
+        if not problem.empty:
+            plain = (problem if problem.padding_mode == "zeros" else padded(problem)).replace(name="")
+            yield Job(plain, (problem.bias_pass,))
+            yield Job(plain.replace(has_bias=False), gradient_outputs(problem.transposed, (True, True, False)))
 
 
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def measure_all(jobs: Collection[Job], device: torch.device, advance: Callable[[], object] = lambda: None) -> None:
-    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round.
-
-    Args:
-        advance: is called for each job of each round.
-    """
+def measure_all(jobs: Collection[Job], device: torch.device, moved: Callable[..., object] = lambda **_: None) -> None:
+    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round."""
     from ..engine import measure_now, measurements
 
-    failed = set[Job]()
     for done in range(measurements.SETTLED):
         for job in jobs:
-            missing = job not in failed and job.count(device) <= done  # another process may have measured it meanwhile
-            if missing and measure_now(job.problem, job.outputs, device, force=True) is None:
-                failed.add(job)
-            advance()
+            if job.count(device) <= done:  # another process may have measured it meanwhile
+                measure_now(job.problem, job.outputs, device, force=True)
+            moved(advance=1)
 
 
 def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
@@ -186,9 +165,9 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     from ..engine import choose, measurements
 
     rounds, interrupted = measurements.SETTLED, False
-    with progress("measuring", len(jobs) * rounds) as advance:
+    with progress("measuring", len(jobs) * rounds) as moved:
         try:
-            measure_all(jobs, device, advance)
+            measure_all(jobs, device, moved)
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
@@ -223,12 +202,8 @@ def _import(path: Path) -> tuple[int, int]:
     from ..foreign import read_json
 
     try:
-        choices = read_json(path.read_text(encoding="utf-8-sig"))["choices"]
+        return measurements.imported(read_json(path.read_text(encoding="utf-8-sig"))["choices"])
     except FileNotFoundError:
         raise fail(f"there is no file '{path}'", "what convgrad tune --export wrote") from None
-    except (ValueError, KeyError, TypeError):
-        raise fail(f"{path} holds no exported choices", "a file that convgrad tune --export wrote") from None
-    try:
-        return measurements.imported(choices)
-    except ValueError as error:
-        raise fail(f"{path} holds no exported choices: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise fail(f"{path} holds no exported choices: {error}", "a file that convgrad tune --export wrote") from None
