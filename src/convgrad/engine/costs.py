@@ -26,6 +26,8 @@ _TOGETHER = 1.1
 
 Amounts = dict[str, float]
 Costs = Mapping[str, Mapping[str, float]]
+#: Operations, and elements that are moved.
+Counted = tuple[Mapping[str, float], Mapping[str, float]]
 
 #: Kernels -> the price of each amount that `work` counts.
 # begin of the derived lines
@@ -104,7 +106,7 @@ def work(p: ConvProblem, pass_: Pass, kernels: str) -> Amounts:
     return counted | {what: n * share * size for what, n in elements.items()}
 
 
-def _native(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
+def _native(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for vectors that hold results of a row, and tiles that hold the padding."""
     pointwise, patches = p.unpadded_pointwise, not (p.unpadded_pointwise or overlapping(p))
     return {
@@ -118,12 +120,12 @@ def _native(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
     }  # fmt: skip
 
 
-def _amx(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
+def _amx(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for tiles of 16 channels of both sides; it computes in float32 alone."""
     return {"convolution": p.flops * prod(_filled(n, 16) for n in _group(p))}, _tiles(p)
 
 
-def _winograd(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
+def _winograd(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for tiles of 2 or 2x2 results, whose 4 or 4x4 values are transformed."""
     along = transformed_dimensions(p) or [0]
     tiles, products = p.batch, 1
@@ -136,22 +138,22 @@ def _winograd(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
     return operations, {"input": values * p.in_channels, "output": values * p.out_channels, "weight": weight}
 
 
-def _onednn(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
+def _onednn(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for vectors that hold channels, for which contiguous operands are copied."""
     full = p.flops * _filled(_vector_channels(p, pass_), _CHANNELS)
-    convolution: Amounts = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
+    convolution = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
     elements = {"operands": _operands(p), f"laid out for {pass_}": _operands(p) * (not p.channels_last)}
     return {"product": p.flops} if p.unpadded_pointwise else convolution, elements
 
 
-def _columns(p: ConvProblem, pass_: Pass) -> tuple[Amounts, Amounts]:
+def _columns(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for one matrix product of each image and group, of columns that are written first."""
     columns = p.batch * p.in_channels * prod(p.kernel_size) * prod(p.output_size) * (not p.unpadded_pointwise)
     return {"convolution": p.flops}, {"columns": columns, "operands": _operands(p)}
 
 
 #: Kernels -> the operations and the elements of a pass.
-_COUNTED: dict[str, Callable[[ConvProblem, Pass], tuple[Amounts, Amounts]]] = {
+_COUNTED: dict[str, Callable[[ConvProblem, Pass], Counted]] = {
     "native": _native, "native:amx": _amx, "native:winograd": _winograd, "oneDNN": _onednn, "columns": _columns,
 }  # fmt: skip
 #: The backends that have an estimate.
@@ -163,7 +165,7 @@ def overlapping(p: ConvProblem) -> bool:
     return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
 
 
-def _tiles(p: ConvProblem) -> Amounts:
+def _tiles(p: ConvProblem) -> dict[str, float]:
     """Return the elements that tiles hold, and what is computed of them."""
     padded = p.batch * p.in_channels * prod(dim.padded for dim in p.dims)
     return {"input with padding": padded, "output": prod(p.output_shape), "weight": prod(p.weight_shape)}
