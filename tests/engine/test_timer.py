@@ -3,7 +3,6 @@ import random
 import subprocess
 import sys
 import time
-import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -70,24 +69,6 @@ def test_compare_sees_a_difference_and_alternates():
     assert seen.speedup("a").value > 1.2
     assert len(seen.samples["a"]) == len(seen.samples["b"]) >= 9
     assert "".join(order).count("bb") > 2  # ABBA: neither is always first
-
-
-def test_in_turn_holds_what_a_round_returns():
-    made = [[torch.ones(1)], [torch.ones(1)], [torch.ones(1)]]
-    alive = [weakref.ref(one[0]) for one in made]
-    call = timer.in_turn({"a": [one.pop for one in made]})["a"]
-    for _ in made:
-        call()
-    assert all(ref() is not None for ref in alive)
-
-
-def test_in_turn_each_call_takes_other_operands_than_any_before_it():
-    """With a turn for each, the second finds in the cache what the first has just read: up to 1.4x as fast."""
-    seen: list[int] = []
-    calls = timer.in_turn({name: [partial(seen.append, i) for i in range(3)] for name in "ab"})
-    for name in "abababba":
-        calls[name]()
-    assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from convgrad.engine import Step, get_backend, trials
-from convgrad.engine.measure.trials import _sets, random_operands
+from convgrad.engine.measure.trials import _sets, in_turn, random_operands
 from convgrad.problem import ConvProblem, Output
 
 CPU = torch.device("cpu")
@@ -51,3 +54,21 @@ def test_a_trial_computes_what_a_plan_does() -> None:
 def test_operands_of_every_dtype(dtype: torch.dtype) -> None:
     (found,) = random_operands(P.replace(dtype=dtype), (1,), CPU).values()
     assert (found.dtype, found.shape) == (dtype, P.input_shape)
+
+
+def test_in_turn_holds_what_a_round_returns():
+    made = [[torch.ones(1)], [torch.ones(1)], [torch.ones(1)]]
+    alive = [weakref.ref(one[0]) for one in made]
+    call = in_turn({"a": [one.pop for one in made]})["a"]
+    for _ in made:
+        call()
+    assert all(ref() is not None for ref in alive)
+
+
+def test_in_turn_each_call_takes_other_operands_than_any_before_it():
+    """With a turn for each, the second finds in the cache what the first has just read: up to 1.4x as fast."""
+    seen: list[int] = []
+    calls = in_turn({name: [partial(seen.append, i) for i in range(3)] for name in "ab"})
+    for name in "abababba":
+        calls[name]()
+    assert seen == [0, 1, 2, 0, 1, 2, 0, 1]

@@ -82,8 +82,6 @@ class Backend(ABC):
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
     #: For any other padding mode, the engine gives it a padded copy of the input.
     padding_modes: tuple[PaddingMode, ...] = ("zeros",)
-    #: The conformance suite has passed; a user's kernel may be registered without it.
-    verified: bool = True
     #: It checks its own first results: a check on a smaller problem would only compile other kernels.
     checks_itself: bool = False
     #: It is chosen wherever it is usable, before any rule: a user registered it so.
@@ -163,7 +161,7 @@ class Backend(ABC):
 
     def remark(self, outputs: Outputs) -> str:
         """Return a remark for the reason of a choice, or nothing."""
-        return "" if self.verified else "not verified"
+        return ""
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         """Return the name of the kernel that would run, where the backend has several; for display."""

@@ -272,7 +272,7 @@ class CustomBackend(Backend):
 
     def remark(self, outputs: Outputs) -> str:
         of = [t for t in self.timings if t.outputs == passes_of(outputs)]
-        return ", ".join(filter(None, [super().remark(outputs), in_words(of)]))
+        return ", ".join(filter(None, ["" if self.verified else "not verified", in_words(of)]))
 
     def runs_on(self, device_type: str) -> bool:
         """Whether it was registered for this type of device."""

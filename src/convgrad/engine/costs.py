@@ -26,6 +26,8 @@ _TOGETHER = 1.1
 
 Amounts = dict[str, float]
 Costs = Mapping[str, Mapping[str, float]]
+#: Operations, and elements that are moved.
+Counted = tuple[Mapping[str, float], Mapping[str, float]]
 
 #: Kernels -> the price of each amount that `work` counts.
 # begin of the derived lines
@@ -88,7 +90,7 @@ def library_of(problem: ConvProblem) -> str:
     return "columns" if aten_choice(problem, torch.device("cpu")).name.startswith("Slow") else "oneDNN"
 
 
-def work(problem: ConvProblem, pass_: Pass, kernels: str) -> Amounts:
+def work(p: ConvProblem, pass_: Pass, kernels: str) -> Amounts:
     """Return what some kernels do for a pass: floating-point operations, and elements of 4 bytes that are moved.
 
     Both are in millions for each thread; ``call`` and ``calls`` are counts.
@@ -96,37 +98,34 @@ def work(problem: ConvProblem, pass_: Pass, kernels: str) -> Amounts:
     Args:
         kernels: the name of a backend, or what `library_of` returns.
     """
-    return {"call": 1.0, **_COUNTED[kernels](problem, pass_)}
+    operations, elements = _COUNTED[kernels](p, pass_)
+    share, size = 1e-6 / threads(), p.dtype.itemsize / 4
+    # oneDNN computes in 16 bits; all others convert them.
+    counted = {"call": 1.0, **({"calls": p.batch * p.groups} if kernels == "columns" else {})}
+    counted |= {what: n * share * (min if kernels == "oneDNN" else max)(size, 1) for what, n in operations.items()}
+    return counted | {what: n * share * size for what, n in elements.items()}
 
 
-def _native(p: ConvProblem, pass_: Pass) -> Amounts:
+def _native(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for vectors that hold results of a row, and tiles that hold the padding."""
-    flops = p.flops * max(p.dtype.itemsize / 4, 1) * _share()  # 16 bits are converted
-    row, patches = p.output_size[-1], not (p.unpadded_pointwise or overlapping(p))
-    few = min(_vector_channels(p, pass_), _CHANNELS)
+    pointwise, patches = p.unpadded_pointwise, not (p.unpadded_pointwise or overlapping(p))
     return {
-        "product" if p.unpadded_pointwise else "convolution": flops,
-        "idle lanes": 0.0 if p.unpadded_pointwise else flops * (_filled(row, _RESULTS) - 1),
-        "few channels": flops / few,
-        "input with padding": _moved(p, p.batch * p.in_channels * prod(dim.padded for dim in p.dims)),
-        "output": _moved(p, prod(p.output_shape)),
-        "weight": _moved(p, prod(p.weight_shape)),
+        "product" if pointwise else "convolution": p.flops,
+        "idle lanes": 0.0 if pointwise else p.flops * (_filled(p.output_size[-1], _RESULTS) - 1),
+        "few channels": p.flops / min(_vector_channels(p, pass_), _CHANNELS),
+    }, {
+        **_tiles(p),
         # pixels are gathered where kernels do not overlap, a part of a large kernel at a time
-        "patches": _moved(p, prod(p.input_shape) + prod(p.output_shape)) * patches * ceil(prod(p.kernel_size) / _PATCH),
-    }
+        "patches": _operands(p) * patches * ceil(prod(p.kernel_size) / _PATCH),
+    }  # fmt: skip
 
 
-def _amx(p: ConvProblem, pass_: Pass) -> Amounts:
-    """Count for tiles of 16 channels of both sides."""
-    return {
-        "convolution": p.flops * _share() * prod(_filled(n, 16) for n in _group(p)),
-        "input with padding": _moved(p, p.batch * p.in_channels * prod(dim.padded for dim in p.dims)),
-        "output": _moved(p, prod(p.output_shape)),
-        "weight": _moved(p, prod(p.weight_shape)),
-    }
+def _amx(p: ConvProblem, pass_: Pass) -> Counted:
+    """Count for tiles of 16 channels of both sides; it computes in float32 alone."""
+    return {"convolution": p.flops * prod(_filled(n, 16) for n in _group(p))}, _tiles(p)
 
 
-def _winograd(p: ConvProblem, pass_: Pass) -> Amounts:
+def _winograd(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for tiles of 2 or 2x2 results, whose 4 or 4x4 values are transformed."""
     along = transformed_dimensions(p) or [0]
     tiles, products = p.batch, 1
@@ -134,39 +133,27 @@ def _winograd(p: ConvProblem, pass_: Pass) -> Amounts:
         apart = min(dilation, size)  # the results of a tile; with each of those between them other tiles begin
         tiles *= apart * ceil(size / apart / 2) if d in along else size
         products *= 4 if d in along else kernel
-    values, (inputs, _) = tiles * 4 ** len(along), _group(p)
-    return {
-        "convolution": 2 * tiles * products * inputs * p.out_channels * max(p.dtype.itemsize / 4, 1) * _share(),
-        "input": _moved(p, values * p.in_channels),
-        "output": _moved(p, values * p.out_channels),
-        "weight": _moved(p, prod(p.weight_shape)),
-    }
+    values, weight = tiles * 4 ** len(along), prod(p.weight_shape)
+    operations = {"convolution": 2 * tiles * products * _group(p)[0] * p.out_channels}
+    return operations, {"input": values * p.in_channels, "output": values * p.out_channels, "weight": weight}
 
 
-def _onednn(p: ConvProblem, pass_: Pass) -> Amounts:
+def _onednn(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for vectors that hold channels, for which contiguous operands are copied."""
-    flops, operands = p.flops * _share() * min(p.dtype.itemsize / 4, 1), prod(p.input_shape) + prod(p.output_shape)
-    full = flops * _filled(_vector_channels(p, pass_), _CHANNELS)
-    if p.unpadded_pointwise:
-        arithmetic: Amounts = {"product": flops}
-    else:
-        arithmetic = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
-    laid_out = _moved(p, operands) * (not p.channels_last)
-    return {**arithmetic, "operands": _moved(p, operands), f"laid out for {pass_}": laid_out}
+    full = p.flops * _filled(_vector_channels(p, pass_), _CHANNELS)
+    convolution = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
+    elements = {"operands": _operands(p), f"laid out for {pass_}": _operands(p) * (not p.channels_last)}
+    return {"product": p.flops} if p.unpadded_pointwise else convolution, elements
 
 
-def _columns(p: ConvProblem, pass_: Pass) -> Amounts:
+def _columns(p: ConvProblem, pass_: Pass) -> Counted:
     """Count for one matrix product of each image and group, of columns that are written first."""
-    columns = p.batch * p.in_channels * prod(p.kernel_size) * prod(p.output_size)
-    return {
-        "calls": p.batch * p.groups,
-        "convolution": p.flops * max(p.dtype.itemsize / 4, 1) * _share(),
-        "columns": _moved(p, columns) * (not p.unpadded_pointwise),
-        "operands": _moved(p, prod(p.input_shape) + prod(p.output_shape)),
-    }
+    columns = p.batch * p.in_channels * prod(p.kernel_size) * prod(p.output_size) * (not p.unpadded_pointwise)
+    return {"convolution": p.flops}, {"columns": columns, "operands": _operands(p)}
 
 
-_COUNTED: dict[str, Callable[[ConvProblem, Pass], Amounts]] = {
+#: Kernels -> the operations and the elements of a pass.
+_COUNTED: dict[str, Callable[[ConvProblem, Pass], Counted]] = {
     "native": _native, "native:amx": _amx, "native:winograd": _winograd, "oneDNN": _onednn, "columns": _columns,
 }  # fmt: skip
 #: The backends that have an estimate.
@@ -176,6 +163,16 @@ BACKENDS = ("native", "native:amx", "native:winograd")
 def overlapping(p: ConvProblem) -> bool:
     """Whether some elements of the input are in several products with one channel of the weight."""
     return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
+
+
+def _tiles(p: ConvProblem) -> dict[str, float]:
+    """Return the elements that tiles hold, and what is computed of them."""
+    padded = p.batch * p.in_channels * prod(dim.padded for dim in p.dims)
+    return {"input with padding": padded, "output": prod(p.output_shape), "weight": prod(p.weight_shape)}
+
+
+def _operands(p: ConvProblem) -> int:
+    return prod(p.input_shape) + prod(p.output_shape)
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
@@ -191,11 +188,3 @@ def _vector_channels(p: ConvProblem, pass_: Pass) -> int:
 def _filled(n: int, lanes: int) -> float:
     """Return how many lanes are computed for each one that is used."""
     return ceil(n / lanes) * lanes / n
-
-
-def _moved(p: ConvProblem, elements: int) -> float:
-    return elements * p.dtype.itemsize / 4 * _share()
-
-
-def _share() -> float:
-    return 1e-6 / threads()

@@ -45,19 +45,22 @@ _SMALL_PATCH = 1e6
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
 
 
-def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[tuple[str, str]]:
+def by_rule(p: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[tuple[str, str]]:
     """Yield the backends that are expected to be faster than PyTorch's kernels on a CPU, best first, and why."""
     if device.type != "cpu":
         return
-    lacking = cpu_lacks(problem.dtype)
-    if not lacking and _one_patch(problem):
+    lacking = cpu_lacks(p.dtype)
+    patches = not lacking and of_patches(p) and p.flops >= _SMALL_PATCH
+    if patches and prod(p.output_size) == 1:  # as in an encoder that gets its patches one by one
         yield "aten:patches", "the kernel covers the whole input, so that a pass is one product of matrices as they lie"
-    for_mkl = not lacking and mkl_at_its_best() and _is_linear(problem)
-    for way, why in _on_cpu(problem, outputs, lacking):
-        if for_mkl and not _beats_mkl(way, problem):
+    # A linear layer is an image of one row in channels_last.
+    linear = p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
+    for_mkl = linear and not lacking and mkl_at_its_best()
+    for way, why in _on_cpu(p, outputs, lacking):
+        if for_mkl and not _beats_mkl(way, p):
             break
         yield way, why
-    if not lacking and "grad_input" in outputs and _slow_scatter(problem):
+    if patches and "grad_input" in outputs and p.dtype.itemsize <= 4:  # oneDNN has no float64
         yield "aten:patches", "kernels do not overlap, and PyTorch's gradient of the input takes several times as long"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
@@ -131,11 +134,6 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     return enough and elements >= 32 * in_features
 
 
-def _is_linear(p: ConvProblem) -> bool:
-    """A linear layer, which is an image of one row in channels_last."""
-    return p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
-
-
 def _beats_mkl(way: str, p: ConvProblem) -> bool:
     """Whether this kernel of ours computes a linear layer faster than MKL at its best (times: docs/kernels.md).
 
@@ -147,16 +145,6 @@ def _beats_mkl(way: str, p: ConvProblem) -> bool:
     if way == "native:amx":
         return many or 3 / (1 / rows + 1 / p.in_channels + 1 / p.out_channels) >= _MEAN_SIZE
     return many and p.in_channels <= 512 and p.out_channels >= 48 and avx512_here()
-
-
-def _one_patch(p: ConvProblem) -> bool:
-    """A kernel as large as the input, as in an encoder that gets its patches one by one."""
-    return of_patches(p) and prod(p.output_size) == 1 and p.flops >= _SMALL_PATCH
-
-
-def _slow_scatter(p: ConvProblem) -> bool:
-    """Kernels that do not overlap, of a problem whose gradient of the input oneDNN is slow at; it has no float64."""
-    return of_patches(p) and p.flops >= _SMALL_PATCH and p.dtype.itemsize <= 4
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------
@@ -171,33 +159,25 @@ _WIDE_KERNEL = 9
 _LARGE_PLANE = 49
 
 
-def proposals(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Yield the backends that may be faster than PyTorch's own on a GPU, best first, and why."""
-    if device.type == "cuda" and problem.least_bytes >= _LEAST_BYTES:
-        yield from _depthwise(problem, device)
-        yield from _routes(problem)
+def proposals(p: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Yield the backends that may be faster than PyTorch's own on a GPU, best first, and why.
 
-
-def _depthwise(p: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
-    """Depthwise kernels of ours, on NVIDIA's GPUs; on others they were never run.
-
-    PyTorch's native kernels read an input once for each kernel position to sum grad_weight; cuDNN has both gradients
-    in two calls, where ours read each operand once (benchmarks/results/gpu-h100.md). Wide kernels in float32 are not
-    proposed on tensor cores: that would be TF32, which PyTorch's depthwise kernels do not use.
+    Our depthwise kernels were never run on GPUs but NVIDIA's. PyTorch's native ones read an input once for each kernel
+    position to sum grad_weight; cuDNN has both gradients in two calls, where ours read each operand once
+    (benchmarks/results/gpu-h100.md). Wide kernels in float32 are not proposed on tensor cores: that would be TF32,
+    which PyTorch's depthwise kernels do not use. Then come other forms of PyTorch's call, where public reports say that
+    its usual one is slow (docs/gpu.md has them).
     """
-    found = capability(device)
-    if found is None or found < _LEAST_CAPABILITY or not p.depthwise or prod(p.kernel_size) == 1:
+    if device.type != "cuda" or p.least_bytes < _LEAST_BYTES:
         return
-    if p.kernel_size[-1] >= _WIDE_KERNEL and p.dtype.itemsize == 2:
-        yield "triton:banded", "tensor cores multiply wide depthwise kernels, and PyTorch's do not use them"
-    yield "triton", "PyTorch's depthwise kernels read their operands several times"
-
-
-def _routes(p: ConvProblem) -> Iterator[tuple[str, str]]:
-    """Other forms of PyTorch's call, where public reports say that its usual one is slow (docs/gpu.md has them)."""
+    elements, half = prod(p.kernel_size), p.dtype.itemsize == 2
+    if p.depthwise and elements > 1 and (capability(device) or (0, 0)) >= _LEAST_CAPABILITY:
+        if p.kernel_size[-1] >= _WIDE_KERNEL and half:
+            yield "triton:banded", "tensor cores multiply wide depthwise kernels, and PyTorch's do not use them"
+        yield "triton", "PyTorch's depthwise kernels read their operands several times"
     if of_patches(p):
         yield "aten:patches", "patches are one matrix product, for which convolution libraries may have no fast kernel"
-    if p.ndim == 3 and p.dtype.itemsize == 2 and not (p.channels_last or p.depthwise) and torch.version.hip is None:
+    if p.ndim == 3 and half and not (p.channels_last or p.depthwise) and torch.version.hip is None:
         yield "aten:channels_last", "PyTorch keeps volumes of 16 bits away from some releases of cuDNN, but not these"
-    if p.channels_last and p.groups > 1 and (not p.depthwise or prod(p.kernel_size) >= _LARGE_PLANE):
+    if p.channels_last and p.groups > 1 and (not p.depthwise or elements >= _LARGE_PLANE):
         yield "aten:contiguous", "cuDNN's kernels for channels_last are slow with groups"

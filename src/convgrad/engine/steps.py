@@ -98,16 +98,6 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
     """Return the tensor itself if the backend takes it as it is, else a copy in `operand_format`.
 
     An expanded gradient of a sum or a permuted weight is copied here. Lazy conjugations and negations are carried out.
-
-    Shape:
-        - tensor and result: that of a slot of the problem.
-
-    Equivalent to:
-        >>> import torch
-        >>> from convgrad.backends.reference import ReferenceBackend
-        >>> x = torch.zeros(1, 3, 4)
-        >>> prepare(ReferenceBackend(), ConvProblem.parse("mb1ic3iw4oc1kw1"), x) is x
-        True
     """
     if is_prepared(backend, problem, tensor):
         return tensor

@@ -21,12 +21,7 @@ from ...tables import counted
 def environment(device: torch.device) -> str:
     """Return the machine, the versions and the flags in force, as one text; empty for a device that is not here.
 
-    What changes with one backend alone (a compiled library, the source of a user's function) belongs to the
-    backend (``Backend.version``).
-
-    Equivalent to:
-        >>> environment(torch.device("cpu")).startswith("cpu ")
-        True
+    What changes with one backend alone (a compiled library, the source of a user's function) is its `Backend.version`.
     """
     if device.type == "cpu":
         conv, matmul = precision("mkldnn", "conv"), precision("mkldnn", "matmul")
@@ -43,12 +38,7 @@ def environment(device: torch.device) -> str:
 
 @lru_cache
 def kind_of_machine(device: torch.device) -> str:
-    """Return the processor, as far as kernels can tell; empty for a device that is not here.
-
-    Equivalent to:
-        >>> kind_of_machine(torch.device("cuda", 99))
-        ''
-    """
+    """Return the processor, as far as kernels can tell; empty for a device that is not here."""
     if device.type == "cpu":
         name, facts = processor()  # the name alone may be no more than "AMD EPYC"
         numbers = [facts[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in facts]

@@ -50,15 +50,15 @@ class Measurement:
     same = True
     complete = True
 
-    def checked(self) -> Measurement:
-        """Return it if another program may have written it.
+    def checked(self, *more: str) -> Measurement:
+        """Return it, which another program may have written, with more texts that belong to it.
 
         Raises:
             ValueError: it is not a valid measurement.
         """
         if not self.times or not all(times and min(times) > 0 for times in self.times.values()):
             raise ValueError("a measurement has no times, or one that is not above 0")
-        if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values())):
+        if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values(), *more)):
             raise ValueError(f"a measurement has a text of more than {_LONGEST} characters")
         return self
 
@@ -262,8 +262,7 @@ def imported(rows: Any) -> tuple[int, int]:
     found: dict[str, Measurement] = {}
     for row in read_as(tuple[_Exported, ...], rows, "choices"):
         where, named, text = row.machine, row.outputs, row.problem
-        if max(map(len, (where, named, text))) > _LONGEST:
-            raise ValueError(f"choices have a text of more than {_LONGEST} characters")
+        row.checked(where, named, text)
         outputs: Any = named.removeprefix("about ").split("+")
         key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
         if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
@@ -272,7 +271,7 @@ def imported(rows: Any) -> tuple[int, int]:
             names = [part.split("@")[0] for part in way.split(", ")]
             if never.intersection(names) or len(names) not in (1, len(outputs)) or not way.isprintable():
                 raise ValueError(f"{way!r} is no choice for {named} of {text}")
-        found[key] = row.checked()
+        found[key] = row
     for key, new in found.items():
         if _read(store.read(_KIND, key)).count < new.count:
             store.write(_KIND, key, new.to_json())

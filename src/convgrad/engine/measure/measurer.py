@@ -61,15 +61,15 @@ Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
 class _State:
     """The state of measuring in this process: since when it is on, the time it took, and what was measured when."""
 
+    check: Check | None = None
+    since: float | None = None
+    spent = next_look = 0.0
+    busy = False
+
     def __init__(self) -> None:
-        self.check: Check | None = None
-        self.since: float | None = None
-        self.spent = 0.0
-        self.next_look = 0.0
         #: By the key of a similar problem, or where every one is measured, of the problem itself.
         self.measured: dict[str, float] = {}
         self.lock = threading.RLock()
-        self.busy = False
 
 
 _state = _State()

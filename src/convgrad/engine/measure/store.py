@@ -48,13 +48,7 @@ _access = lock_over_forks()
 
 
 def folder() -> Path | None:
-    """Return the folder: ``CONVGRAD_CACHE``, else in the user's cache folder; None if that is ``off`` or not found.
-
-    Equivalent to:
-        >>> here = folder()
-        >>> here is None or here.name != ""
-        True
-    """
+    """Return the folder: ``CONVGRAD_CACHE``, else in the user's cache folder; None if that is ``off`` or not found."""
     return _folder(os.environ.get("CONVGRAD_CACHE", ""))
 
 

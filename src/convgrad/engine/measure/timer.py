@@ -13,18 +13,13 @@ import math
 import statistics
 import time
 import timeit
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
 from .environment import memory_kept
-
-T = TypeVar("T")
 
 _CONFIDENCE = 0.95  # of every interval
 _MOST_ROUNDS = 101
@@ -190,22 +185,6 @@ def compare(
         for name in names if i % 2 == 0 else reversed(names):
             samples[name].append(timers[name](inner[name]))
     return Comparison(baseline, {name: tuple(s) for name, s in samples.items()})
-
-
-def in_turn(ways: Mapping[str, Sequence[Callable[[], T]]]) -> dict[str, Callable[[], T]]:
-    """Return one callable for the several of each way, which do the same with other operands.
-
-    Any way that is called takes the next operands: with a turn of its own, each would find in a cache what the way
-    before it has just read. A result is held until as many others were returned, or results would lie in a cache.
-    """
-    count = len(next(iter(ways.values())))
-    turns, held = cycle(range(count)), deque[object](maxlen=count)
-
-    def call(calls: Sequence[Callable[[], T]]) -> T:
-        held.append(result := calls[next(turns)]())
-        return result
-
-    return {name: partial(call, calls) for name, calls in ways.items()}
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:

@@ -6,8 +6,10 @@ takes other operands than the one before, of more bytes than a cache holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from torch import Tensor
 from ...calculus import sum_of_bias
 from ...problem import ConvProblem, Outputs, passes_of
 from ..steps import SLOTS, Step, bind_step, slots_of
-from .timer import in_turn
 
+Call = Callable[[], Any]
 _COLD_BYTES = 64 << 20  # of operands and results, more than a cache holds
 _MOST_SETS = 64
 
@@ -27,7 +29,7 @@ def trials(
     outputs: Outputs,
     device: torch.device,
     given: dict[int, Tensor] | None = None,
-) -> dict[str, Callable[[], list[Any]]]:
+) -> dict[str, Call]:
     """Candidates as a plan would run them, with copies of operands, the bias and the sum of its gradient.
 
     Args:
@@ -49,6 +51,22 @@ def trials(
     return in_turn({way: _bound(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})
 
 
+def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
+    """Return one callable for the several of each way, which do the same with other operands.
+
+    Any way that is called takes the next operands: with a turn of its own, each would find in a cache what the way
+    before it has just read. A result is held until as many others were returned, or results would lie in a cache.
+    """
+    count = len(next(iter(ways.values())))
+    turns, held = cycle(range(count)), deque[object](maxlen=count)
+
+    def call(calls: Sequence[Call]) -> Any:
+        held.append(result := calls[next(turns)]())
+        return result
+
+    return {name: partial(call, calls) for name, calls in ways.items()}
+
+
 def _sets(problem: ConvProblem, device: torch.device) -> int:
     """Return the number of operand sets: one on a GPU, where the timer itself flushes the caches."""
     return 1 + min(_MOST_SETS, _COLD_BYTES // max(problem.least_bytes, 1)) if device.type == "cpu" else 1
@@ -56,7 +74,7 @@ def _sets(problem: ConvProblem, device: torch.device) -> int:
 
 def _bound(
     problem: ConvProblem, outputs: Outputs, steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
-) -> list[Callable[[], list[Any]]]:
+) -> list[Call]:
     """A call for each set of operands."""
     kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
     for step in steps:
