@@ -14,7 +14,7 @@ from .._compat import channels_last_of
 from ..backends import padded
 from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of, trials
-from ..engine.ab_timer import Comparison, compare, second_call
+from ..engine.measure import Comparison, compare, second_call
 from ..problem import ConvProblem, Outputs, passes_of
 from .calls import Call
 from .profile import Cost

@@ -11,7 +11,7 @@ import torch
 
 from ..backends import COPY
 from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
-from ..engine.ab_timer import compare
+from ..engine.measure import compare
 from ..problem import PASSES, ConvProblem
 from .explanation import Answer, Explanation
 from .onednn_log import onednn_log

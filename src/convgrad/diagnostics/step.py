@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..backends import built_in
 from ..engine import Event, backends, observing, reasons_against
-from ..engine.ab_timer import Comparison, Ratio, call_seconds, median_interval
+from ..engine.measure import Comparison, Ratio, call_seconds, median_interval
 from ..models import (
     NO_COPY,
     accelerate_,

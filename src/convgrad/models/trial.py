@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..engine import unobserved
-from ..engine.ab_timer import compare
+from ..engine.measure import compare
 
 NO_COPY = "not measured, for the model cannot be copied"
 
