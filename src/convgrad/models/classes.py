@@ -20,9 +20,7 @@ from .redirected import redirected
 from .report import ALREADY
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 _OURS: dict[type, type] = {cls: getattr(ours, cls.__name__) for cls in (*_CONVOLUTIONS, *_NORMS, nn.Linear)}
 _STOCK = {value: key for key, value in _OURS.items()}
@@ -135,13 +133,8 @@ def _is_parametrized(cls: type) -> bool:
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
-#: By torch's class: what the names of functions contain whose calls by a user's class convgrad computes.
-_FUNCTION = {
-    **dict.fromkeys(_CONVOLUTIONS, "conv"),
-    **dict.fromkeys(_BATCH_NORMS, "batch_norm"),
-    **dict.fromkeys(_INSTANCE_NORMS, "instance_norm"),
-    nn.Linear: "linear",
-}
+#: Words in the names of functions whose calls by a user's class convgrad computes.
+_FUNCTIONS = ("conv", "batch_norm", "instance_norm", "linear")
 
 
 def weight_of(module: Any) -> Tensor | None:
@@ -174,7 +167,9 @@ def reason_against(module: nn.Module) -> str | None:
     if type(cls).__name__ == "ScriptMeta":
         return f"it is scripted{'; convgrad.takeover() computes it' if kind == 'convolution' else ''}"
     own = _own_computation(cls)
-    if not own or any(_FUNCTION[_base_of(cls)] in name for _, method in own for name in _names_of(method)):
+    base = _base_of(cls).__name__.lower()
+    word = next(word for word in _FUNCTIONS if word.replace("_", "") in base)
+    if not own or any(word in name for _, method in own for name in _names_of(method)):
         return None
     return f"its class computes it itself in {own[0][0]}"
 
