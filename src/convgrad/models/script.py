@@ -89,6 +89,7 @@ def accelerating() -> Iterator[list[str]]:
             known[id(module)] = module
             said.append(f"{name}: not accelerated: {error}")
 
+    before_forward.reads_nothing = True  # pyright: ignore[reportFunctionMemberAccess] - a normalization may wait
     handle = nn.modules.module.register_module_forward_pre_hook(before_forward)
     try:
         yield said

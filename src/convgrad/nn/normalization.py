@@ -94,10 +94,18 @@ _readers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 def has_hooks(module: Any) -> bool:
     """Return whether hooks see the output of a module, but for those with an attribute ``reads_nothing``."""
-    if hooks_of_all._global_backward_hooks or hooks_of_all._global_backward_pre_hooks:
-        return True
-    groups = module._forward_hooks, hooks_of_all._global_forward_hooks, hooks_of_all._global_forward_pre_hooks
-    return any(not hasattr(hook, "reads_nothing") for hooks in groups for hook in hooks.values())
+    return _reads(module._forward_hooks) or has_global_hooks()
+
+
+def has_global_hooks() -> bool:
+    """Return whether hooks see the inputs or outputs of all modules, but for those with ``reads_nothing``."""
+    of_all = hooks_of_all
+    backward = of_all._global_backward_hooks or of_all._global_backward_pre_hooks
+    return bool(backward) or _reads(of_all._global_forward_hooks) or _reads(of_all._global_forward_pre_hooks)
+
+
+def _reads(hooks: dict[int, Any]) -> bool:
+    return any(not hasattr(hook, "reads_nothing") for hook in hooks.values())
 
 
 def expected_reader(module: Any) -> str | None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.nn.modules import module as hooks_of_all
 from torch.overrides import TorchFunctionMode
 
 from .._compat import fx_tracing, jit_tracing, suggested_format, without_autocast
@@ -24,7 +23,7 @@ from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, ConvProblem, PaddingMode
 from ..settings import may_choose_again
 from .deferred import Deferred, describes, stop_watching, watch
-from .normalization import activating_node, has_hooks, recomputed
+from .normalization import activating_node, has_global_hooks, has_hooks, recomputed
 
 
 def convolve(
@@ -183,7 +182,7 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
         and len(zeros) <= 2 * input.dim()
         and all(type(n) is int and n >= 0 for n in zeros)
         and _padded_for.get(module, True)
-        and not hooks_of_all._has_any_global_hook()
+        and not has_global_hooks()
         and (node := activating_node(input)) is not None
     ):
         padded: Any = _Padding.apply(input, tuple(zeros))
