@@ -26,7 +26,6 @@ from tests.models.forwards import (
     Method,
     MethodInPlace,
     OfSizes,
-    Optional,
     Padded,
     Rebound,
     called,
@@ -48,7 +47,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-BUILDS = [layers, with_identity, Block, Padded, Optional, Rebound, OfSizes, Activated, called, called_in_norm]
+BUILDS = [layers, with_identity, Block, Padded, Rebound, OfSizes, Activated, called, called_in_norm]
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -183,17 +183,18 @@ def _flat(padding: Any) -> Ints:
     return [side for pair in padding for side in pair]
 
 
-def with_output_padding(
-    arguments: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
+def gradient_arguments(
+    form: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
 ) -> tuple[Any, ...]:
-    """Return the arguments with the output_padding that gives a known output size; a wrong size is refused later.
+    """Return `all_arguments`, with the output_padding that gives a known output size; a wrong size is refused later.
 
     Args:
-        arguments: those of `all_arguments`; an output_padding that was stated stays.
+        form: the arguments as the user wrote them; an output_padding that was stated stays.
         input_size, weight_size, output_size: full shapes, those of the output's gradient.
     """
-    stride, padding, dilation, transposed, stated, groups = arguments
     d = len(weight_size) - 2
+    arguments = all_arguments(d, weight_size, *form)
+    stride, padding, dilation, transposed, stated, groups = arguments
     if not transposed or any(stated) or {len(input_size), len(output_size)} != {d + 2}:
         return arguments
     if not len(stride) == len(dilation) == len(stated) == d:

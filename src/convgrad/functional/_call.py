@@ -1,17 +1,8 @@
-"""The computation of a call, from the arguments that users write.
-
-The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
-
-1. `run` looks up the plan of the call (`engine.find`). The first time there is none: `_first_call` reads the arguments,
-   and `engine.make` validates them, states the call as a `ConvProblem`, chooses backends and binds their kernels.
-2. Where nothing is recorded for autograd, the plan's kernel runs, and that is all. Where something is, PyTorch's own
-   convolution runs if ATen computes every part of the call; else the kernel does, inside of an autograd function
-   (`ops.apply`).
-3. On the way back, that function asks the plan for the plan of its gradients (`Plan.backward`), and runs it.
+"""The computation of a call, from the arguments that users write ("The path of a call" in docs/architecture.md).
 
 Under autocast the operands are cast, and what follows is a call like any other. One that is not a plain eager one
 (compiled, traced, transformed, of a subclass) goes to the operator ``torch.ops.convgrad.convolution``; what runs it in
-the end is such a plan, too.
+the end is a plan, too.
 """
 
 from __future__ import annotations

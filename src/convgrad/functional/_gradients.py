@@ -11,7 +11,7 @@ from ..calculus import sum_of_bias
 from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import check_backward
-from ._arguments import Ints, Padding, all_arguments, of_tensors, require_bool, sizes, with_output_padding
+from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
 from ._call import gradient
 
 __all__ = [
@@ -49,8 +49,7 @@ def grad_input(
     size = sizes(input_size, "input_size")
     if len(size) == grad_output.dim() == weight.dim() - 1:
         return grad_input((1, *size), weight, grad_output.unsqueeze(0), *form).squeeze(0)
-    arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
-    arguments = with_output_padding(arguments, size, weight.shape, grad_output.shape)
+    arguments = gradient_arguments(form, size, weight.shape, grad_output.shape)
     return gradient("grad_input", (size, *arguments), grad_output, weight.conj())
 
 
@@ -88,8 +87,7 @@ def grad_weight(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     if input.dim() == grad_output.dim() == len(size) - 1 and not per_sample:
         return grad_weight(input.unsqueeze(0), size, grad_output.unsqueeze(0), *form)
-    arguments = all_arguments(len(size) - 2, size, *form)
-    arguments = with_output_padding(arguments, input.shape, size, grad_output.shape)
+    arguments = gradient_arguments(form, input.shape, size, grad_output.shape)
     if per_sample:
         return _of_each_sample(grad_output, input.conj(), size, arguments)
     return gradient("grad_weight", (size, *arguments), grad_output, input.conj())
@@ -155,8 +153,7 @@ def convolution_backward(
         (torch.Size([2, 4, 9]), None, torch.Size([6]))
     """
     form = (stride, padding, dilation, transposed, output_padding, groups)
-    arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
-    arguments = with_output_padding(arguments, input.shape, weight.shape, grad_output.shape)
+    arguments = gradient_arguments(form, input.shape, weight.shape, grad_output.shape)
     if not isinstance(output_mask, (tuple, list)) or not all(isinstance(wanted, bool) for wanted in output_mask):
         raise TypeError(f"output_mask is a sequence of three booleans, got {output_mask!r}")
     rest = (None if bias_sizes is None else sizes(bias_sizes, "bias_sizes"), *arguments, list(output_mask))

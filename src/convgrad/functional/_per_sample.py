@@ -17,7 +17,7 @@ from ..padding_modes import by_pytorch
 from ..shapes import Geometry, conv_geometry
 from ..sizes import effective_kernel
 from ..validation import check_backward, check_operands
-from ._arguments import Ints, Padding, all_arguments, of_tensors, require_bool, sizes, with_output_padding
+from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
 
 
@@ -55,8 +55,7 @@ def per_sample_norms(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     require_bool("bias", bias)
     size = sizes(weight_size, "weight_size")
-    arguments = all_arguments(len(size) - 2, size, *form)
-    geometry = conv_geometry(size, *with_output_padding(arguments, input.shape, size, grad_output.shape))
+    geometry = conv_geometry(size, *gradient_arguments(form, input.shape, size, grad_output.shape))
     check_backward(grad_output.shape, input.shape, size, None, geometry)
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands
@@ -101,10 +100,11 @@ def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geom
             positions, kernel, g.stride, g.padding, g.dilation, data.shape[2:], strict=True
         )
     )
-    padded = by_pytorch(data, sides)
+    windows = by_pytorch(data, sides)
+    for i, (k, s, dil) in enumerate(zip(kernel, g.stride, g.dilation, strict=True), 2):
+        windows = windows.unfold(i, effective_kernel(k, dil), s)[..., ::dil]  # [N, C, *positions, *kernel]
     for tap in product(*map(range, kernel)):
-        starts = zip(tap, positions, g.stride, g.dilation, strict=True)
-        yield padded[(..., *(slice(i * dil, i * dil + (t - 1) * s + 1, s) for i, t, s, dil in starts))]
+        yield windows[(..., *tap)]
 
 
 def _sqrt(squared: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from .._compat import profiler_enabled, without_autocast
 from ..backends import TritonBackend, TritonBandedBackend
 from ..engine import Plan, fusion_gains, is_plain, observed, observers, requested, resolve
-from ..problem import ConvProblem
 from ._convolution import conv2d
 from ._gradients import convolution_backward
 
@@ -43,7 +42,7 @@ def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int
     backend = plan.steps[0].backend
     if not isinstance(backend, TritonBackend) or isinstance(backend, TritonBandedBackend):
         return None
-    fused = _kernel(backend, plan.problem)
+    fused = _fused_kernel(backend, plan.problem)
     if requested() is None:  # which is not timed
         given = [t.detach() for t in tensors] + [None] * (bias is None)
         calls = (lambda: F.silu(plan.contract(*given)), lambda: fused(*given))  # pyright: ignore[reportArgumentType]
@@ -52,9 +51,7 @@ def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int
     return _Silu.apply(partial(_run, plan, fused), before, input, weight, bias)  # pyright: ignore[reportReturnType]
 
 
-@lru_cache(256)
-def _kernel(backend: TritonBackend, problem: ConvProblem) -> Any:
-    return backend.bind_silu(problem)
+_fused_kernel: Any = lru_cache(256)(TritonBackend.bind_silu)
 
 
 def _run(plan: Plan, fused: Any, *operands: Tensor | None) -> Tensor:

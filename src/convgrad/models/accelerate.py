@@ -30,13 +30,9 @@ from .worth import PlanFor, linear_may_gain, may_gain
 
 
 def accelerate_(
-    model: nn.Module,
-    memory_format: str | torch.memory_format | None = None,
-    *,
-    example_inputs: Any = None,
-    only_gains: bool = True,
-    dry_run: bool = False,
-) -> Report:
+    model: nn.Module, memory_format: str | torch.memory_format | None = None, *, example_inputs: Any = None,
+    only_gains: bool = True, dry_run: bool = False,
+) -> Report:  # fmt: skip
     """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and normalizations, in place.
 
     Each layer stays the same object with the same parameters, hooks and name; only its class changes. The modules alone

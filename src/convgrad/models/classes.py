@@ -8,7 +8,6 @@ user gets a class made of both, in which ``super()`` finds convgrad's computatio
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -21,9 +20,7 @@ from .redirected import redirected
 from .report import ALREADY
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
 _OURS: dict[type, type] = {cls: getattr(ours, cls.__name__) for cls in (*_CONVOLUTIONS, *_NORMS, nn.Linear)}
 _STOCK = {value: key for key, value in _OURS.items()}
@@ -102,13 +99,8 @@ def restore_class(module: nn.Module, before: type, after: type) -> None:
     It may have changed since: a lazy module that has seen an input, a parametrization that was added or removed, the
     class that `torch.distributed.fsdp.fully_shard` derives.
     """
-    now = type(module)
-    same = now is after and _properties(after) == _properties(before)
-    module.__class__ = before if same else stock_class(now)
-
-
-def _properties(cls: type) -> set[str]:
-    return {k for k, v in cls.__dict__.items() if isinstance(v, property)}
+    one, other = ({k for k, v in vars(cls).items() if isinstance(v, property)} for cls in (before, after))
+    module.__class__ = before if type(module) is after and one == other else stock_class(type(module))
 
 
 def stock_class(cls: type) -> type:
@@ -141,13 +133,8 @@ def _is_parametrized(cls: type) -> bool:
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
-#: By torch's class: what the names of functions contain whose calls by a user's class convgrad computes.
-_FUNCTION = {
-    **dict.fromkeys(_CONVOLUTIONS, "conv"),
-    **dict.fromkeys(_BATCH_NORMS, "batch_norm"),
-    **dict.fromkeys(_INSTANCE_NORMS, "instance_norm"),
-    nn.Linear: "linear",
-}
+#: Words in the names of functions whose calls by a user's class convgrad computes.
+_FUNCTIONS = ("conv", "batch_norm", "instance_norm", "linear")
 
 
 def weight_of(module: Any) -> Tensor | None:
@@ -180,7 +167,9 @@ def reason_against(module: nn.Module) -> str | None:
     if type(cls).__name__ == "ScriptMeta":
         return f"it is scripted{'; convgrad.takeover() computes it' if kind == 'convolution' else ''}"
     own = _own_computation(cls)
-    if not own or any(_FUNCTION[_base_of(cls)] in name for _, method in own for name in _names_of(method)):
+    base = _base_of(cls).__name__.lower()
+    word = next(word for word in _FUNCTIONS if word.replace("_", "") in base)
+    if not own or any(word in name for _, method in own for name in _names_of(method)):
         return None
     return f"its class computes it itself in {own[0][0]}"
 
@@ -191,23 +180,14 @@ def _own_computation(cls: type) -> list[tuple[str, Any]]:
         (f"{klass.__name__}.{name}", klass.__dict__[name])
         for klass in cls.__mro__[: cls.__mro__.index(_base_of(cls))]
         for name in ("forward", "_conv_forward")
-        if name in klass.__dict__ and not _hands_on(klass.__dict__[name], name)
+        if name in klass.__dict__ and not {"_conv_forward", name} & _names_of(klass.__dict__[name])
     ]
 
 
-def _hands_on(method: Any, name: str) -> bool:
-    names = _names_of(method)
-    return "_conv_forward" in names or (name == "forward" and "forward" in names)
-
-
 def _names_of(method: Any) -> set[str]:
+    """Return every attribute and global that a method and the functions inside it name."""
     code = getattr(inspect.unwrap(method), "__code__", None)
-    return set() if code is None else {*names_in(code)}
-
-
-def names_in(code: CodeType) -> Iterator[str]:
-    """Return every attribute and global that a function and the functions inside it name."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_in(constant)
+    codes: list[CodeType] = [] if code is None else [code]
+    for code in codes:  # those found are searched in turn
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {name for code in codes for name in code.co_names}

@@ -1,8 +1,7 @@
 """`takeover`: every convolution of the process through convgrad, for as long as a block lasts.
 
 The kernels of aten::convolution and aten::convolution_backward are exchanged at the dispatch keys of the devices, below
-autograd, autocast, functorch and every mode (`ops/pytorch_operators.py`). So whatever ends in these two operators is
-caught: modules, functional calls, transposed convolutions, double backward, scripted models, compiled code.
+autograd, autocast, functorch and every mode (`ops/pytorch_operators.py`), so whatever ends in these two is caught.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import unwrap
 from pathlib import Path
-from types import ModuleType, TracebackType
+from traceback import walk_tb
+from types import ModuleType
 from weakref import WeakValueDictionary
 
 import torch
@@ -116,15 +117,8 @@ def _show(error: BaseException) -> None:
         return
     frame = tb
     while frame is not None and frame.tb_next is not None:
-        if all(below.tb_frame.f_code.co_filename == _KERNELS for below in _frames(frame.tb_next)):
+        if all(below.f_code.co_filename == _KERNELS for below, _ in walk_tb(frame.tb_next)):
             frame.tb_next = None  # PyTorch's own error, raised within an exchanged kernel
         else:
             frame = frame.tb_next
     sys.excepthook(type(error), error.with_traceback(tb), tb)
-
-
-def _frames(tb: TracebackType | None) -> Iterator[TracebackType]:
-    """Yield a traceback and all that follow it."""
-    while tb is not None:
-        yield tb
-        tb = tb.tb_next

@@ -242,10 +242,7 @@ class _Weight(nn.Module):
     def __init__(self, scheme: Scheme, layer: nn.Module) -> None:
         super().__init__()
         self.scheme = scheme
-        self.known: dict[str, Any] = {
-            "transposed": bool(getattr(layer, "transposed", False)),
-            "groups": getattr(layer, "groups", 1),
-        }
+        self.known = {"transposed": bool(getattr(layer, "transposed", False)), "groups": getattr(layer, "groups", 1)}
 
     def forward(self, *originals: Tensor) -> Tensor:
         return self.scheme.quantize(*originals, **self.known, training=self.training)

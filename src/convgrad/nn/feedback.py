@@ -104,12 +104,9 @@ class _Feedback:
 
     @torch.no_grad()
     def mirror_(
-        self: Any,
-        samples: int = 64,
-        lr: float = 0.1,
-        weight_decay: float = 1.0,
+        self: Any, samples: int = 64, lr: float = 0.1, weight_decay: float = 1.0,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Let feedback_weight learn the weight from noise: one step of the rule ``mirror``.
 
         Standard normal noise x fills one window of the kernel, y = W x without the bias, and B changes by
