@@ -21,8 +21,9 @@ from convgrad.cli.app import run
 from convgrad.cli.bench_layers import layers_of
 from convgrad.cli.models import MODELS, Model
 from convgrad.diagnostics import Limits
-from convgrad.engine import Found, by_rules_alone, choose, measurements, measurer, record, trials
+from convgrad.engine import Found, by_rules_alone, choose, measurements, record, trials
 from convgrad.engine.found import load
+from convgrad.engine.measure import measurer
 from convgrad.problem import ConvProblem, Output
 
 #: A depthwise layer, a dense one, and the first once more under another name.
@@ -274,7 +275,7 @@ def test_by_the_rules_what_pytorch_gets_wrong_is_avoided(monkeypatch: pytest.Mon
     problem, cpu = ConvProblem.parse("mb2ic8iw9oc8kw3"), torch.device("cpu")
     outputs: tuple[Output, ...] = ("forward",)
     monkeypatch.setattr(aten_defects, "found", {})
-    measurements.add(problem, outputs, cpu, measurements.Measurement({"aten": [1.0]}))
+    measurements.add(problem, outputs, cpu, measurements.Measurement({"aten": (1.0,)}))
     record(Found(problem, "forward", "a test", ""))
     aten_defects.found.clear()
     load.cache_clear()

@@ -71,8 +71,8 @@ def test_info_is_a_screen(capsys) -> None:
 def test_info_says_why_nothing_can_be_stored(capsys, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr("convgrad.engine.store._failed", {})
-    monkeypatch.setattr("convgrad.engine.store._warned", False)
+    monkeypatch.setattr("convgrad.engine.measure.store._failed", {})
+    monkeypatch.setattr("convgrad.engine.measure.store._warned", False)
     status, printed, error = call(capsys, "info")
     assert (status, error) == (0, "")
     assert "below; cannot be written (" in " ".join(printed.split())

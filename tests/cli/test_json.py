@@ -33,7 +33,7 @@ SCRIPT = 'import torch\nprint("its own")\ntorch.conv2d(torch.ones(1, 1, 3, 3), t
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("convgrad.engine.measurer._SECONDS", 0.01)
+    monkeypatch.setattr("convgrad.engine.measure.measurer._SECONDS", 0.01)
     monkeypatch.setattr("convgrad.diagnostics.roofline._best", lambda call, device, seconds=0.0: 1e-3)
     Path("kernels.py").write_text(KERNELS)
     Path("factory_for_json.py").write_text(FACTORY)

@@ -14,7 +14,7 @@ from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics.costs import CHOSEN, LAST, alternatives, costs_of_layout, costs_of_rows
 from convgrad.diagnostics.step import _finding, _forms
 from convgrad.engine import register, use_backend
-from convgrad.engine.ab_timer import Comparison
+from convgrad.engine.measure import Comparison
 from convgrad.models import spatial_convolutions
 from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script

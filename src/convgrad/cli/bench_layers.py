@@ -17,7 +17,7 @@ from .._compat import channels_last_of
 from ..backends import COPY
 from ..diagnostics import Limits, Machine, limits_of
 from ..engine import Step, choose, get_backend, measure_now, reasons_against, trials
-from ..engine.ab_timer import compare
+from ..engine.measure import compare
 from ..problem import ConvProblem, Outputs
 from ..tables import Table
 from .app import say, say_table

@@ -13,7 +13,7 @@ import torch
 from ..check import check_problem, shrunk
 from ..diagnostics import BEYOND, TOO_LOW, Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
-from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
+from ..engine.measure import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
 from ..tables import Columns, Table, csv_text
 from .app import fail, say, say_table

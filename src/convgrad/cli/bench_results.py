@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import __version__
-from ..engine.ab_timer import conditions, keep_memory, surroundings
+from ..engine.measure import conditions, keep_memory, surroundings
 from .app import fail, progress, say
 
 #: Columns that say where a row comes from.

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..diagnostics import Explanation, explain
 from ..engine import by_rules_alone, cache
-from ..engine.ab_timer import Ratio, compare
+from ..engine.measure import Ratio, compare
 from ..models import accelerate_, arguments
 from ..tables import Table
 from .app import fail, say, say_table

@@ -73,7 +73,7 @@ def gather() -> dict[str, Any]:
     from ..backends import DEFECTS
     from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of
     from ..engine import backends, measurements, recorded, store
-    from ..engine.ab_timer import conditions
+    from ..engine.measure import conditions
 
     machine, folder, cudnn = Machine.here(), store.folder(), torch.backends.cudnn
     limits = limits_of(machine, torch.float32)

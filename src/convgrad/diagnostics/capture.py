@@ -23,8 +23,7 @@ from ..nn import deferred, padding
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs
 from ..shapes import problem_of
-from .aten_rules import ConvCall, Machine, TensorSpec
-from .aten_rules.aten_trace import trace_call
+from .aten_rules import ConvCall, Machine, TensorSpec, trace_call
 from .explanation import Transfer
 from .layers import layer_ranges, running
 

@@ -14,7 +14,7 @@ from .._compat import channels_last_of
 from ..backends import padded
 from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of
-from ..engine.ab_timer import Comparison
+from ..engine.measure import Comparison
 from ..problem import ConvProblem, Outputs, passes_of
 from .calls import Call
 from .measure import compared

@@ -12,7 +12,7 @@ import torch
 
 from ..backends import COPY
 from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
-from ..engine.ab_timer import Comparison, compare, second_call
+from ..engine.measure import Comparison, compare, second_call
 from ..problem import PASSES, ConvProblem, Outputs
 from .explanation import Answer, Explanation
 from .onednn_log import onednn_log

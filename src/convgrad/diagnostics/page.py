@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.ab_timer import Ratio
+from ..engine.measure import Ratio
 from ..tables import Table
 from .calls import without_figures
 from .pictures import by_pytorch, draw_roofline, short_names, svg

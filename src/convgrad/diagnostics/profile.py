@@ -18,7 +18,7 @@ import torch
 
 from .. import __version__
 from ..backends import why_absent
-from ..engine.ab_timer import conditions
+from ..engine.measure import conditions
 from ..foreign import read_as, read_json
 from .calls import Call, computed
 from .page import page_of

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..backends import built_in
 from ..engine import backends, reasons_against
-from ..engine.ab_timer import Comparison, Ratio, call_seconds, compare, median_interval
+from ..engine.measure import Comparison, Ratio, call_seconds, compare, median_interval
 from ..models import (
     NO_COPY,
     accelerate_,
