@@ -229,4 +229,12 @@ def profile_table(path: str | Path) -> Profile:
     total, calls = sum(row.total for row in rows), sum(row.calls for row in rows)
     finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
     notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
-    return Profile.of(rows, (), notes, kind="table", what=str(path), finding=finding, conditions="not in the file")
+    return Profile.of(
+        rows,
+        (),
+        notes,
+        kind="table",
+        what=str(path),
+        finding=finding,
+        conditions="a machine that the file does not name",
+    )
