@@ -1,6 +1,6 @@
 """Networks that transformers does not define: those of medical images, video, sequences, and image translation.
 
-    cd benchmarks && convgrad bench steps networks:unet_2d networks:nnunet_3d --threads 2
+    cd benchmarks && python time_steps.py steps.csv networks:unet_2d networks:nnunet_3d --threads 2
 
 Each function returns a network with random weights and what it is called with.
 """

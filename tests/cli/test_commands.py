@@ -234,7 +234,7 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "convnet"), "neither a problem nor a model"),
         (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
         (("explain",), "(hint: see convgrad explain --help)"),
-        (("bench", "layers", "--thread", "1"), "(hint: see convgrad bench layers --help)"),
+        (("bench", "steps", "--thread", "1"), "(hint: see convgrad bench steps --help)"),
         (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
         (("check", SMALL, "--device", "xla"), "cannot run on 'xla'"),
         (("check", "no/such/file"), "there is no file"),
