@@ -25,7 +25,7 @@ from .costs import costs_of_rows
 from .files import read_table
 from .profile import Profile, Variant
 from .screen import shown
-from .step import Stage, quiet
+from .step import Stage
 
 
 def run_script(
@@ -169,7 +169,7 @@ def _processes(number: int) -> str:
 
 
 def profile_script(
-    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = quiet
+    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = lambda _: None
 ) -> tuple[Profile, int]:
     """Run a script unmodified, with every convolution taken over; return its profile and its exit status.
 
