@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -221,20 +222,14 @@ def table_of(calls: Sequence[Call], titles: Sequence[str], every_layer: bool = F
         "layer": ((lambda c: " ".join(c.layers)) if every_layer else (lambda c: c.layer), ""),
         "output": (lambda c: c.shown, ""),
         "outputs": (lambda c: c.shown, ""),
-        "backend": ((lambda c: c.backend) if "kernel" in titles else (lambda c: c.name), ""),
-        "kernel": (lambda c: c.kernel, ""),
-        "layout": (lambda c: c.layout, ""),
         "copies": (lambda c: "; ".join(c.copies), ""),
         "milliseconds": (lambda c: c.milliseconds, ".4f"),
         "mean ms": (lambda c: c.total / c.calls, ".4f"),
         "total ms": (lambda c: c.total, ".2f"),
         "share": (lambda c: c.total / whole, ".1%"),
         "of limit": (lambda c: c.of_limit, ".0%"),
-        "device": (lambda c: c.device, ""),
-        "problem": (lambda c: c.problem, ""),
-        "reason": (lambda c: c.reason, ""),
     }
-    return Table(calls, {title: columns[title] for title in titles})
+    return Table(calls, {title: columns.get(title, (attrgetter(title), "")) for title in titles})
 
 
 def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list[Any]:

@@ -46,10 +46,6 @@ class Captured:
     #: How the kernel pads the input itself.
     padding_mode: PaddingMode = "zeros"
 
-    def problem_on(self, machine: Machine) -> ConvProblem:
-        """Return the problem of the call on a machine."""
-        return problem_on(machine, self.call, self.padding_mode)
-
 
 def part_of_call(
     call: ConvCall, operands: Sequence[Any], outputs: Sequence[Output]

@@ -129,7 +129,8 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        key = (one.problem_on(machine), one.placements, one.transfers, one.linear, one.request, one.outputs)
+        problem = problem_on(machine, one.call, one.padding_mode)
+        key = (problem, one.placements, one.transfers, one.linear, one.request, one.outputs)
         equal.setdefault(key, []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")

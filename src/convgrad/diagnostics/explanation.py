@@ -111,9 +111,8 @@ class Explanation(Drawn):
         return None if self.limits is None else self.limits.seconds(self.problem)
 
     def of_limit(self, row: Answer) -> float | None:
-        """The part of the machine's limit that a measured row reaches, 1 at most in theory."""
-        least = self.limit_seconds
-        return None if least is None or not row.seconds or row.output == "grad_bias" else least / row.seconds
+        """Return the part of the machine's limit that a measured row reaches, 1 at most in theory."""
+        return None if row.output == "grad_bias" or not row.seconds else self.call(row).of_limit
 
     def said(self, output: Output) -> str:
         """Return an output in the user's words; of a transposed problem with the pass that computes it."""
@@ -162,12 +161,15 @@ class Explanation(Drawn):
                 was measured, and the user's kernels that cannot.
         """
         shown = self._shown(everything)
-        head = f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
         table = self._table(shown).text(width)
         rest = self._named([r for r in self.rows if r not in shown])
         rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
         rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
-        return "\n".join(text if width is None else wrapped(text, width) for text in (head, table, *rest))
+        return "\n".join(text if width is None else wrapped(text, width) for text in (self._head, table, *rest))
+
+    @property
+    def _head(self) -> str:
+        return f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
 
     def _shown(self, everything: bool) -> list[Answer]:
         """Return the rows of the table: those that were chosen, ATen's, what was measured, and the user's kernels."""
@@ -193,9 +195,7 @@ class Explanation(Drawn):
         return [f"{', '.join(map(self.said, outputs))}: {text}" for text, outputs in outputs_of.items() if text]
 
     def _repr_html_(self) -> str:
-        summary = escape(self.summary).replace("\n", "<br>")
-        subject = escape(f"{no_kernels(self.machine)}{self.problem}").replace("\n", "<br>")
-        title = f"<b>{subject}</b><br>on {escape(str(self.machine))}<br>{summary}"
+        title = escape(self._head).replace("\n", "<br>")
         exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
         rows = self._shown(everything=False)
         table = self._table(rows).html([i for i, row in enumerate(rows) if row.chosen])
@@ -209,12 +209,11 @@ class Explanation(Drawn):
 
     def call(self, row: Answer, layers: tuple[str, ...] = ()) -> Call:
         """Return a row as the calls that would run in so many layers."""
-        ms, least = (row.seconds or 0) * 1e3, self.limit_seconds
+        ms, count = (row.seconds or 0) * 1e3, len(layers) or 1
         return Call(
             str(self.problem.replace(name="")), row.output, f"{row.backend} {row.runs.split(' ')[0]}".rstrip(),
-            layout=row.layout, reason=row.reasons[0], milliseconds=ms, calls=len(layers) or 1,
-            total=(len(layers) or 1) * ms, layers=layers, least=None if least is None else least * 1e3,
-        )  # fmt: skip
+            layout=row.layout, reason=row.reasons[0], milliseconds=ms, calls=count, total=count * ms, layers=layers,
+        ).against(self.limits)  # fmt: skip
 
     def _roofs(self) -> list[Limits]:
         return [self.limits] if self.limits else []

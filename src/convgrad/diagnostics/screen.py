@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..problem import ConvProblem
 from ..tables import Table, counted, wrapped
 from .calls import Call, without_figures
@@ -177,26 +179,24 @@ def parts_of(profile: Profile) -> Table[tuple[str, float, float]]:
 
 
 def described(problem: str) -> str:
-    """A convolution in words, as short as they go."""
-    p = ConvProblem.parse(problem)
+    """Return a convolution in words, as short as they go."""
+    p, by = ConvProblem.parse(problem), "x".join
     kind = "depthwise" if p.depthwise else "dense" if p.groups == 1 else f"{p.groups} groups"
-    words = [f"{'transposed ' if p.transposed else ''}{kind} {_sizes(p.kernel_size)}"]
-    ends = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
-    words.append(f"{ends[0]} channels" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]} channels")
-    words.append(_sizes(p.output_size if p.transposed else p.input_size))
+    channels = list(dict.fromkeys((p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)))
     uneven = [str(pair) for pair in dict.fromkeys(p.padding) if pair[0] != pair[1]]
-    words += [f"stride {_sizes(p.stride)}"] if set(p.stride) != {1} else []
-    words += [f"dilation {_sizes(p.dilation)}"] if set(p.dilation) != {1} else []
-    words += [f"batch {p.batch}"]
-    words += [f"padding {' '.join(uneven)}"] if uneven else []
-    words += [f"{p.padding_mode} padding"] if p.padding_mode != "zeros" else []
-    words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
-    words += ["channels_last"] if p.channels_last else []
-    return ", ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words)
-
-
-def _sizes(sizes: tuple[int, ...]) -> str:
-    return "x".join(map(str, sizes))
+    words = [
+        f"{'transposed ' if p.transposed else ''}{kind} {by(map(str, p.kernel_size))}",
+        f"{' to '.join(map(str, channels))} channels",
+        by(map(str, p.output_size if p.transposed else p.input_size)),
+        f"stride {by(map(str, p.stride))}" if set(p.stride) != {1} else "",
+        f"dilation {by(map(str, p.dilation))}" if set(p.dilation) != {1} else "",
+        f"batch {p.batch}",
+        f"padding {' '.join(uneven)}" if uneven else "",
+        f"{p.padding_mode} padding" if p.padding_mode != "zeros" else "",
+        str(p.dtype).removeprefix("torch.") if p.dtype != torch.float32 else "",
+        "channels_last" if p.channels_last else "",
+    ]
+    return ", ".join(word.replace(" ", _GLUE) for word in words if word)
 
 
 def milliseconds(value: float | None) -> str:

@@ -25,7 +25,7 @@ from .costs import costs_of_rows
 from .files import read_table
 from .profile import Profile, Variant
 from .screen import shown
-from .step import Stage, quiet
+from .step import Stage
 
 
 def run_script(
@@ -169,7 +169,7 @@ def _processes(number: int) -> str:
 
 
 def profile_script(
-    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = quiet
+    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = lambda _: None
 ) -> tuple[Profile, int]:
     """Run a script unmodified, with every convolution taken over; return its profile and its exit status.
 
@@ -229,4 +229,12 @@ def profile_table(path: str | Path) -> Profile:
     total, calls = sum(row.total for row in rows), sum(row.calls for row in rows)
     finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
     notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
-    return Profile.of(rows, (), notes, kind="table", what=str(path), finding=finding, conditions="not in the file")
+    return Profile.of(
+        rows,
+        (),
+        notes,
+        kind="table",
+        what=str(path),
+        finding=finding,
+        conditions="a machine that the file does not name",
+    )

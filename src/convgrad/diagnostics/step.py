@@ -44,10 +44,6 @@ _ROUNDS = 7  # that give an interval and may hold a disturbed one
 _MOST_ROUNDS = 101
 
 
-def quiet(_: str) -> None:
-    """Say nothing about a stage."""
-
-
 def profile_model(
     model: nn.Module,
     example_inputs: Any,
@@ -55,7 +51,7 @@ def profile_model(
     what: str = "",
     tune: str = "convgrad.measure() before the training loop",
     seconds: float = 10.0,
-    stage: Stage = quiet,
+    stage: Stage = lambda _: None,
 ) -> Profile:
     """Measure a training step of a model by PyTorch and by convgrad, and each of its convolutions.
 
