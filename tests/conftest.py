@@ -61,7 +61,7 @@ def _as_before() -> Iterator[None]:
 def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is registered is checked on what is found soon: for tests of something else than the search."""
     for name, most in (("_DRAWS", 200), ("_MOST_DRAWS", 1000)):
-        monkeypatch.setattr(f"convgrad.check.generator.{name}", most)
+        monkeypatch.setattr(f"convgrad.check.problem_set.{name}", most)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -305,9 +306,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the kernels that were checked; all are right, and a check finds 40 problems and has time for 35."""
     names: list[str] = []
 
-    def run(check: Any) -> None:
+    def run(check: Any) -> Any:
         names.append(check.backend.name)
-        check.passed["forward"], check.left = 35, 5
+        return verify._Result("", Counter(forward=35), 5)
 
     monkeypatch.setattr(verify._Check, "run", run)
     monkeypatch.setattr(speed, "measure", lambda *_: ())

@@ -16,9 +16,8 @@ from ..engine import Found, get_backend
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 from .bounds import error_bound, reduction_length
 from .child import POISON, Child
-from .first_look import fewer_groups
-from .generator import random_problems
 from .operands import integer_operands, magnitude, reference
+from .problem_set import fewer_groups, random_problems
 
 _CPU = torch.device("cpu")
 

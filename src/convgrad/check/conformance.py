@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ from torch import nn
 from ..backends import Backend
 from ..engine import get_backend
 from ..problem import ConvProblem, Output
-from .generator import draw, spread
 from .kernels import CustomBackend
 from .modules import ConvModule, backend_of
-from .problems import default_problems
+from .problem_set import default_problems, drawn
 from .report import CheckReport, CheckResult
 from .suite import accepts as accepts_any
 from .suite import check_problem, outputs_of
-from .verify import MOST, SEARCH
+from .verify import SEARCH
 
 
 def check_backend(
@@ -94,5 +92,4 @@ def problems_for(backend: Backend) -> list[ConvProblem]:
     if isinstance(backend.own, ConvModule):
         return list(backend.own.problems())
     place = torch.device(next(iter(backend.devices or ("cpu",))))
-    found = draw(lambda p: accepts_any(backend, p, place), backend.named, seconds=SEARCH)
-    return [*backend.named, *islice(spread(found, backend.named), MOST)]
+    return [*backend.named, *drawn(lambda p: accepts_any(backend, p, place), backend.named, seconds=SEARCH)]

@@ -52,7 +52,7 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
     return "\n".join(lines)
 
 
-def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
+def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, passed: int, name: str, how: str) -> str:
     """Return the message for a kernel that crashed or hung; without a problem, while one was searched for."""
     if problem is None:
         return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"

@@ -24,7 +24,7 @@ from .arguments import METHODS, Method
 from .digest import digest
 from .kernels import Accepts, CustomBackend, Functions, UserKernel, as_tuple, in_words
 from .loading import loading
-from .problems import default_problems
+from .problem_set import default_problems
 from .verify import verify as check_suite
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

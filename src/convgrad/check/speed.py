@@ -18,7 +18,7 @@ from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
 from . import refusal
 from .kernels import CustomBackend, Timing, in_words
-from .problems import default_problems, real_layers
+from .problem_set import default_problems, real_layers
 from .suite import check_problem
 
 #: Problems that are timed for each set of outputs that one call computes.
