@@ -211,7 +211,7 @@ def test_what_was_skipped_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> Non
         return [CheckResult("right", problem, output, "usable", "skipped", "there is no memory")]
 
     monkeypatch.setattr(verify, "check_problem", skip)
-    monkeypatch.setattr(verify, "SEARCH", 0.1)
+    monkeypatch.setattr("convgrad.check.problem_set._SECONDS", 0.1)
     monkeypatch.setattr(speed, "measure", lambda *_: ())
 
     def never_seen(*operands: Any, **arguments: Any) -> Any:  # what `right` has passed may be remembered
@@ -222,7 +222,7 @@ def test_what_was_skipped_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_named_problem_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "SEARCH", 0.1)
+    monkeypatch.setattr("convgrad.check.problem_set._SECONDS", 0.1)
     monkeypatch.setattr(speed, "measure", lambda *_: ())
     only = ConvProblem.parse("mb8ic64ih56oc64kh3ph1")
     options: dict[str, Any] = {"accepts": lambda p: p == only, "problems": only, "prefer": False, "seconds": 0.2}

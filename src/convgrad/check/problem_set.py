@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from math import ceil, inf, prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 Accepts = Callable[[ConvProblem], bool]
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _ONE = """
 mb1ic1iw1oc1kw1; mb1ic3iw13oc5kw3; mb3ic4iw16oc8kw3pw1; mb2ic5iw17oc3kw4pw2; mb1ic2iw20oc4kw5sw2pw2;
@@ -68,7 +68,7 @@ def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
         return None
 
 
-_VARIANTS = _FLOATS[1:]
+_VARIANTS = FLOATS[1:]
 
 
 def default_problems() -> Iterator[ConvProblem]:
@@ -125,6 +125,8 @@ def real_layers() -> list[ConvProblem]:
 _MOST_FLOPS, _MOST_ELEMENTS = 300_000_000, 5_000_000
 #: How many are chosen for a check.
 _MOST: Final = 120
+#: How long the search may take.
+_SECONDS = 20.0
 #: Draws in any case, at most, and the number of accepted problems above which drawing ends.
 _DRAWS, _MOST_DRAWS, _ENOUGH = 1_200, 20_000, 250
 #: Above these the result of a check is compared in fewer ways: operations, elements of a kernel.
@@ -156,7 +158,7 @@ def cost(p: ConvProblem) -> float:
     return least + (p.flops / 1e8 + sum(_elements(p)) / 5e6) * (0.1 if is_large(p) else 1)
 
 
-def drawn(accepts: Accepts, named: Sequence[ConvProblem] = (), *, seconds: float = inf) -> list[ConvProblem]:
+def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProblem]:
     """Return up to 120 problems that a kernel accepts, without those named: known ones and their random neighbours.
 
     They are always the same, and in an order in which every value of each feature is met early for its cost.
@@ -164,9 +166,8 @@ def drawn(accepts: Accepts, named: Sequence[ConvProblem] = (), *, seconds: float
     Args:
         accepts: whether the kernel computes a problem; it may be called twenty thousand times.
         named: further problems to start from.
-        seconds: how long the search may take.
     """
-    rng, end = random.Random(0), time.monotonic() + seconds
+    rng, end = random.Random(0), time.monotonic() + _SECONDS
     known = [*default_problems(), *real_layers()]
     found, asked = list(named), {*named}
     for number in range(-len(known), _MOST_DRAWS):
@@ -245,7 +246,7 @@ def _change(rng: random.Random, p: ConvProblem) -> dict[str, Any]:
         {"dilation": dilation, "padding": same_padding(p.kernel_size, dilation)},
         {"padding": _each(rng, p.padding, ((0, 0), (one, one), (one, one), (one, other)))},
         {"padding": same_padding(p.kernel_size, p.dilation)},
-        *[{"dtype": rng.choice(_FLOATS if rng.random() < 0.8 else _OTHERS)}] * 2,
+        *[{"dtype": rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS)}] * 2,
         {"memory_format": torch.contiguous_format if p.ndim == 1 or p.channels_last else channels_last_of(p.ndim)},
         {"origin": "plain" if p.transposed else "transposed"},
         {"has_bias": not p.has_bias},
@@ -276,10 +277,8 @@ def random_problems(seed: int) -> Iterator[ConvProblem]:
     """
     rng, known = random.Random(seed), [p for p in default_problems() if p.symmetric]
     while True:
-        p = rng.choice(known)
-        for _ in range(4):
-            p = changed(p, **_change(rng, p)) or p
-        if p.dtype in _FLOATS and not p.empty and p.symmetric and min(map(min, p.padding)) >= 0 and not is_large(p):
+        p = _neighbour(rng, _neighbour(rng, rng.choice(known)) or known[0])
+        if p and p.dtype in FLOATS and not p.empty and p.symmetric and min(p.padding) >= (0, 0) and not is_large(p):
             yield p
 
 
@@ -297,7 +296,7 @@ def shrunk(p: ConvProblem, most_flops: int, accepts: Accepts = lambda p: True) -
     """
     for fewer, limits in (
         (lambda p, most: p.replace(batch=min(p.batch, most)), (2, 1)),
-        (fewer_groups, (16, 5, 3, 2)),
+        (_fewer_groups, (16, 5, 3, 2)),
         (_fewer_channels, (16, 7, 3)),
         (_fewer_rows, (16, 9, 5, 2, 1)),
     ):
@@ -307,7 +306,7 @@ def shrunk(p: ConvProblem, most_flops: int, accepts: Accepts = lambda p: True) -
     return p
 
 
-def fewer_groups(p: ConvProblem, most: int) -> ConvProblem:
+def _fewer_groups(p: ConvProblem, most: int) -> ConvProblem:
     """Return the problem with at most ``most`` groups of the same size."""
     n = min(p.groups, most)
     return p.replace(groups=n, in_channels=p.in_channels // p.groups * n, out_channels=p.out_channels // p.groups * n)
@@ -330,7 +329,7 @@ def _fewer_rows(p: ConvProblem, most: int) -> ConvProblem:
 def problems(
     *,
     ndim: int | None = None,
-    dtypes: tuple[torch.dtype, ...] = _FLOATS,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
     crops: bool = True,
     largest: int = 12,
 ) -> SearchStrategy[ConvProblem]:

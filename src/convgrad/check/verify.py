@@ -26,7 +26,7 @@ from . import refusal
 from .child import Lost, NoChild, in_child, why_not_in_child
 from .kernels import CustomBackend, without_values
 from .problem_set import cost, drawn, is_large
-from .property_check import calls_with
+from .properties import calls_with
 from .suite import check_problem, outputs_of
 
 #: A kernel with fewer problems of an output that passed is not verified.
@@ -42,8 +42,8 @@ _OF_LARGE, _MOST_WHOLE = ("exact", "bound", "memory", "deterministic"), 30_000_0
 _MOST_PARALLEL = 64
 #: The problems that are needed may take so many times as long: a busy machine lets no bugs through.
 _OVERTIME: Final = 3
-#: Seconds that a search for problems may take, and that one call may take: at first, and later.
-SEARCH, _FIRST_PATIENCE, _PATIENCE = 20.0, 90.0, 30.0
+#: Seconds that one call may take: at first, and later.
+_FIRST_PATIENCE, _PATIENCE = 90.0, 30.0
 #: PyTorch's words where a fork cannot differentiate, since its parent did on a GPU's threads.
 _UNFIT = "fork-based multiprocessing"
 
@@ -202,4 +202,4 @@ class _Check:
             return not all(against)
 
         named = [p for p in dict.fromkeys(self.backend.named) if computes(p)]
-        return [*named, *drawn(computes, named, seconds=SEARCH)], reasons.most_common(5)
+        return [*named, *drawn(computes, named)], reasons.most_common(5)
