@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from convgrad._compat import anything_compiled
 from convgrad.backends.native_norm import LEAST_NORM
-from convgrad.check import process_state
+from convgrad.check import guards
 from convgrad.engine import backends, request, rules, set_default_backend, unregister
 from convgrad.engine.measure import compare
 from convgrad.models import trial
@@ -45,12 +45,12 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _as_before() -> Iterator[None]:
     """One seed a test; settings, what is compiled, the module path and the registered backends stay."""
     torch.manual_seed(0)
-    settings_before, there, path = process_state.settings(random=False), {*backends()}, sys.path[:]
+    settings_before, there, path = guards.settings(random=False), {*backends()}, sys.path[:]
     yield
     if anything_compiled():  # after which no normalization is deferred
         torch.compiler.reset()
     sys.path[:] = path
-    process_state.restore(settings_before)
+    guards.restore(settings_before)
     if request._default is not None:
         set_default_backend(None)
     for name in {*backends()} - there:
@@ -61,7 +61,7 @@ def _as_before() -> Iterator[None]:
 def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is registered is checked on what is found soon: for tests of something else than the search."""
     for name, most in (("_DRAWS", 200), ("_MOST_DRAWS", 1000)):
-        monkeypatch.setattr(f"convgrad.check.generator.{name}", most)
+        monkeypatch.setattr(f"convgrad.check.problem_set.{name}", most)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from convgrad.backends import im2col
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.check.memory_guards import PeakMemory
+from convgrad.check.guards import PeakMemory
 from convgrad.check.operands import integer_operands
 from convgrad.errors import DtypeError, ShapeError
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import convgrad
 from convgrad.backends import _native_library as library
-from convgrad.check.fork import in_child
+from convgrad.check.child import in_child
 from convgrad.problem import ConvProblem, Pass
 from convgrad.sizes import output_length
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.backends import native
-from convgrad.check.memory_guards import guarded_copy
+from convgrad.check.guards import guarded_copy
 from convgrad.problem import ConvProblem, Output
 
 from .native_cases import BACKEND, any_problem, everything, operands, reference

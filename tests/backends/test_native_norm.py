@@ -11,7 +11,7 @@ from torch import Tensor
 from convgrad._compat import channels_last_of
 from convgrad.backends import _native_library as library
 from convgrad.backends import normalization_gradients, normalize
-from convgrad.check.memory_guards import Poison, paged_copy
+from convgrad.check.guards import Poison, paged_copy
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
 

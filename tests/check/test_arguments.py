@@ -35,7 +35,6 @@ def anything(*args: Any) -> None:
         ("input_size", (3, 4, 9, 11)),
         ("weight_size[0]", 6),
         ("output_size", (3, 6, *PROBLEM.output_size)),
-        ("output_padding", (0, 0)),
         ("stride[:2]", (2, 1)),
         ("out", None),
         (7, 7),

@@ -307,7 +307,7 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"args": {"weight": ()}}, ValueError, "args is for forward, .* there is no 'weight'"),
         ({"accepts": {"foward": accepts}}, ValueError, "accepts is for forward, .* there is no 'foward'"),
         ({"accepts": True}, TypeError, "accepts is a function of the problem, got True; None accepts every problem"),
-        ({"accepts": lambda p: p.kernel[0] == 3}, TypeError, "accepts raised AttributeError: .* for every problem"),
+        ({"accepts": lambda p: p.kernel[0] == 3}, CheckError, r"accepts raised AttributeError: .* times\)"),
         ({"problems": ["nonsense"]}, ValueError, "nonsense"),
         ({"problems": "g8mb2ic8ih9oc8kh3ph1 circular"}, ValueError, "does not accept: it computes padding_mode="),
         ({"problems": ["ic2iw9oc2kw3"]}, ValueError, "problems= names g1.* 'mine' does not accept: its accepts says"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convgrad.check import STRESS, check_problem
-from convgrad.check.memory_guards import paged_copy
+from convgrad.check.guards import paged_copy
 from convgrad.problem import PASSES
 
 from .broken import CORNER, TEXT, Broken

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_what_was_skipped_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> Non
         return [CheckResult("right", problem, output, "usable", "skipped", "there is no memory")]
 
     monkeypatch.setattr(verify, "check_problem", skip)
-    monkeypatch.setattr(verify, "SEARCH", 0.1)
+    monkeypatch.setattr("convgrad.check.problem_set._SECONDS", 0.1)
     monkeypatch.setattr(speed, "measure", lambda *_: ())
 
     def never_seen(*operands: Any, **arguments: Any) -> Any:  # what `right` has passed may be remembered
@@ -221,7 +222,7 @@ def test_what_was_skipped_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_named_problem_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "SEARCH", 0.1)
+    monkeypatch.setattr("convgrad.check.problem_set._SECONDS", 0.1)
     monkeypatch.setattr(speed, "measure", lambda *_: ())
     only = ConvProblem.parse("mb8ic64ih56oc64kh3ph1")
     options: dict[str, Any] = {"accepts": lambda p: p == only, "problems": only, "prefer": False, "seconds": 0.2}
@@ -305,9 +306,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the kernels that were checked; all are right, and a check finds 40 problems and has time for 35."""
     names: list[str] = []
 
-    def run(check: Any) -> None:
+    def run(check: Any) -> Any:
         names.append(check.backend.name)
-        check.passed["forward"], check.left = 35, 5
+        return verify._Result("", Counter(forward=35), 5)
 
     monkeypatch.setattr(verify._Check, "run", run)
     monkeypatch.setattr(speed, "measure", lambda *_: ())

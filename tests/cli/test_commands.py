@@ -422,7 +422,7 @@ def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch)
     monkeypatch.setattr("convgrad.check.check_problem", interrupted)
     status, printed, _ = call(capsys, "check", str(path))
     assert status == 130
-    assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
+    assert printed.startswith("interrupted after 1 of 2 problems: 8 checks passed")
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, typer.Abort])

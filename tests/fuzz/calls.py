@@ -18,8 +18,8 @@ import convgrad
 from convgrad._compat import channels_last_of
 from convgrad.backends import statable_arguments
 from convgrad.check.bounds import error_bound, reduction_length
-from convgrad.check.generator import random_problems
 from convgrad.check.operands import integer_operands, magnitude, reference
+from convgrad.check.problem_set import random_problems
 from convgrad.engine import get_backend
 from convgrad.problem import PASSES, ConvProblem, Slot
 

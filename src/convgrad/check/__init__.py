@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from .aten_search import search_aten
-from .conformance import check_backend, problems_for
-from .first_look import first_look, shrunk
 from .loading import foreign_frames, load_kernels
 from .modules import problem_of_module
-from .problems import default_problems
+from .problem_set import default_problems, problems, shrunk
 from .properties import PROPERTIES, STRESS
-from .registration import Registration, register, unregister
+from .registration import register, unregister
 from .report import CheckReport, CheckResult
-from .strategy import problems
-from .suite import accepts, check_problem, outputs_of
+from .suite import accepts, check_backend, check_problem, first_look, outputs_of, problems_for

@@ -39,12 +39,10 @@ VALUES: dict[str, Callable[[ConvProblem], Any]] = {
     "input_size": lambda p: p.input_shape,
     "weight_size": lambda p: p.weight_shape,
     "output_size": lambda p: p.output_shape,
-    "transposed": lambda p: False,
-    "output_padding": lambda p: (0,) * p.ndim,
 }
 #: How many elements a value can have: one for each of three dimensions, in sizes also batch and channels.
 _MOST: Final = {
-    **dict.fromkeys(("stride", "padding", "dilation", "kernel_size", "output_padding", "output_mask"), 3),
+    **dict.fromkeys(("stride", "padding", "dilation", "kernel_size", "output_mask"), 3),
     **dict.fromkeys(("input_size", "weight_size", "output_size"), 5),
 }
 _ARGUMENT = re.compile(r"([a-z_]+)(?:\[(:?)(\d+)\])?")
@@ -75,7 +73,7 @@ def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Meth
 
 
 def _check_name(arg: str, method: Method) -> None:
-    whole = (*TENSORS[method], "problem", "groups", "transposed")
+    whole = (*TENSORS[method], "problem", "groups")
     several = [name for name in _MOST if name != "output_mask" or method == "backward"]
     name, first, number = found.groups() if (found := _ARGUMENT.fullmatch(arg)) else ("", None, None)
     if name not in several if number else name not in (*whole, *several):

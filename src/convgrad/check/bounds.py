@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..backends import Arithmetic
-from ..problem import ConvProblem, Pass
+from ..problem import ConvProblem, Output
 
 #: Winograd's F(2x2, 3x3) multiplies the norms of its three transforms, 3 * 1.5 * 2 a dimension (Lavin and Gray, "Fast
 #: Algorithms for Convolutional Neural Networks", 2016, section 4.1; that errors grow by this product: Barabasz et al.,
@@ -28,8 +28,8 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def reduction_length(problem: ConvProblem, pass_: Pass) -> int:
-    """Return the largest number of products that one element of a pass sums.
+def reduction_length(problem: ConvProblem, output: Output) -> int:
+    """Return the largest number of products, or for a bias of terms, that one element of an output sums.
 
     Equivalent to:
         >>> p = ConvProblem.parse("mb2ic8ih6oc4kh3")
@@ -37,9 +37,9 @@ def reduction_length(problem: ConvProblem, pass_: Pass) -> int:
         [72, 36, 32]
     """
     p = problem
-    if pass_ == "grad_weight":
-        return p.batch * prod(p.output_size)
-    channels = p.in_channels if pass_ == "forward" else p.out_channels
+    if output in ("grad_weight", "grad_bias"):
+        return p.batch * prod(p.shape_of(p.bias_slot if output == "grad_bias" else "grad_output")[2:])
+    channels = p.in_channels if output == "forward" else p.out_channels
     return channels // p.groups * prod(p.kernel_size)
 
 

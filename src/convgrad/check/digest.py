@@ -63,7 +63,7 @@ class _Pickler(pickle.Pickler):
         if id(obj) in self._met:  # a function that calls itself, a class that names itself
             return ()
         if isinstance(obj, ModuleType):
-            return tuple(_module(obj.__name__))
+            return _module(obj.__name__)
         if isinstance(obj, (OpOverload, OpOverloadPacket)):
             return (str(obj), *_operator(str(obj)))
         if isinstance(obj, ctypes.CDLL):
@@ -97,29 +97,19 @@ def _names(code: CodeType) -> set[str]:
 
 def _library(obj: Any) -> tuple[Any, ...]:
     """Return what identifies the module of a function or class of a package; nothing for the user's own."""
-    own, owner = (
-        isinstance(obj, (FunctionType, type)),
-        getattr(obj, "__self__", None) or getattr(obj, "__objclass__", None),
-    )
+    own = isinstance(obj, (FunctionType, type))
+    owner = getattr(obj, "__self__", None) or getattr(obj, "__objclass__", None)
     name = obj.__module__ or ("" if own else getattr(owner, "__module__", None) or type(owner).__module__)
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     package = name.partition(".")[0] in ("convgrad", *sys.stdlib_module_names) or "site-packages" in file
-    if name not in sys.modules or name == "__main__" or (own and not package):
-        return ()
-    return tuple(_module(name))
+    return _module(name) if name in sys.modules and name != "__main__" and (package or not own) else ()
 
 
-def _module(name: str) -> Iterator[Any]:
-    """Yield the name of a module, and its package's version or the bytes of its file."""
-    top = name.partition(".")[0]
-    package, module = sys.modules[top], sys.modules[name]
-    yield name
-    if top in sys.stdlib_module_names:
-        yield sys.version
-    elif hasattr(package, "__version__"):
-        yield str(package.__version__)
-    elif getattr(module, "__file__", None):
-        yield Path(module.__file__ or "").read_bytes()
+def _module(name: str) -> tuple[Any, ...]:
+    """Return the name of a module, and its package's version or the bytes of its file; Python's version is known."""
+    top, file = name.partition(".")[0], getattr(sys.modules[name], "__file__", None)
+    version = "" if top in sys.stdlib_module_names else getattr(sys.modules[top], "__version__", None)
+    return name, Path(file).read_bytes() if version is None and file else str(version)
 
 
 def _operator(name: str) -> Iterator[Any]:

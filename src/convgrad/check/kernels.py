@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, Layout, operand_format
+from ..backends import Arithmetic, Backend, Kernel, operand_format
 from ..calculus import sum_of_bias
 from ..engine import thread
 from ..errors import BackendError
@@ -25,6 +25,9 @@ NO = "its accepts says no"
 
 #: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
 _SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
+
+#: What a `CustomBackend` answers as the backend of the user's does.
+_METHODS_OF_ITS_OWN = ("workspace", "fuses_bias", "arithmetic", "kernel_name")
 
 
 def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
@@ -128,22 +131,20 @@ class Functions(Backend):
         self,
         name: str,
         kernels: Mapping[Method, UserKernel],
-        *,
-        layouts: tuple[Layout, ...] = ("contiguous", "channels_last"),
         dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64),
         arithmetic: Arithmetic = "direct",
-        deterministic: bool = True,
-        capture_safe: bool = True,
+        **stated: Any,
     ) -> None:
-        self.name, self.layouts, self._dtypes = name, layouts, dtypes
+        """``stated``: attributes of a `Backend`, such as its layouts."""
+        self.name, self._kernels, self._dtypes = name, dict(kernels), dtypes
         self._arithmetic: Arithmetic = arithmetic
-        self.deterministic, self.capture_safe, self._kernels = deterministic, capture_safe, dict(kernels)
+        vars(self).update(stated)
         masked = ("grad_input", "grad_weight") if "backward" in kernels else ()  # a mask may ask for one of them
-        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in kernels or p in masked)
+        self.passes = tuple(p for p in PASSES if p in kernels or p in masked)
         self.sweeps = _SWEEPS if "backward" in kernels else ()
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
         #: What they consist of, for a digest: whatever their name is.
-        self.parts = (self._kernels, layouts, dtypes, arithmetic, deterministic)
+        self.parts = (self._kernels, dtypes, arithmetic, sorted(stated.items()))
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         if "grad_bias" in outputs and problem.transposed:
@@ -181,45 +182,29 @@ class Functions(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         (method,) = self.methods(outputs)
-        call = self._bind_function(method, problem, outputs)
-        if method == "backward":
-            return self._bind_gradients(call, problem, outputs)
-
-        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Any:
-            result = call(a, b, bias) if method == "forward" else call(a, b)
-            one = isinstance(result, (tuple, list)) and len(result) == 1  # extensions return a vector of one tensor
-            return result[0] if one else result
-
-        return one_pass
-
-    def _bind_function(self, method: Method, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
-        """Return a function of the tensors, by position, which fills in the other arguments."""
         function, args, _ = self._kernels[method]
         names = arguments.TENSORS[method]
         tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
         values = arguments.values(args, problem, method, outputs)
-        writes = "out" in args
-        shape = problem.result_shape(method) if writes else ()  # pyright: ignore[reportArgumentType]
         layout = operand_format(self, problem) or problem.memory_format
+        shape = problem.result_shape(outputs[0]) if "out" in args else None
 
         def call(*operands: Tensor | None) -> Any:
             # The function is never differentiated: its derivatives are passes.
             given = [t.detach() if t is not None and t.requires_grad else t for t in operands]
-            if writes:
+            if shape is not None:
                 first: Any = given[0]
                 given.append(torch.empty(shape, dtype=problem.dtype, device=first.device, memory_format=layout))
             full = values.copy()
             for i, which in tensors:
                 full[i] = given[which]
             result = function(*full)
-            return given[-1] if writes and result is None else result
+            return given[-1] if shape is not None and result is None else result
 
-        return call
-
-    def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: Outputs) -> Kernel:
-        """Return a kernel of both gradients, or of one; the tensor that only the other reads then has no values."""
-        mask = gradient_outputs(False)
-        layout = operand_format(self, problem) or problem.memory_format
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Any:
+            result = call(a, b, bias) if method == "forward" else call(a, b)
+            one = isinstance(result, (tuple, list)) and len(result) == 1  # extensions return a vector of one tensor
+            return result[0] if one else result
 
         def several(
             grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
@@ -233,15 +218,19 @@ class Functions(Backend):
                 )
             if "grad_bias" in outputs and (len(results) == 2 or results[2] is None):
                 results = (*results[:2], sum_of_bias(grad_output))
-            return tuple(results[mask.index(output)] for output in outputs)
+            return tuple(results[gradient_outputs(False).index(output)] for output in outputs)
 
-        def one(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Any:
+        def one_of_several(
+            a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
+        ) -> Any:  # the tensor that only the other gradient reads has no values
             absent, shape = (1, problem.input_shape) if outputs == ("grad_input",) else (2, problem.weight_shape)
             given = [a, b]
             given.insert(absent, torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout))
             return several(*given)[0]
 
-        return one if len(outputs) == 1 else several
+        if method != "backward":
+            return one_pass
+        return one_of_several if len(outputs) == 1 else several
 
 
 class CustomBackend(Backend):
@@ -265,10 +254,8 @@ class CustomBackend(Backend):
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
         self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
         self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
-        self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
-        self.padding_modes, self.states_workspace = own.padding_modes, own.states_workspace
-        self.workspace, self.fuses_bias = own.workspace, own.fuses_bias
-        self.arithmetic, self.kernel_name = own.arithmetic, own.kernel_name
+        for stated in ("deterministic", "capture_safe", "padding_modes", "states_workspace", *_METHODS_OF_ITS_OWN):
+            setattr(self, stated, getattr(own, stated))
 
     def remark(self, outputs: Outputs) -> str:
         of = [t for t in self.timings if t.outputs == passes_of(outputs)]

@@ -8,10 +8,13 @@ import runpy
 import shlex
 import sys
 import traceback
+from concurrent import futures
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 
 class Loading(NamedTuple):
@@ -61,7 +64,7 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
 
 
 def foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error that are neither of this library nor of what starts scripts."""
-    package = str(Path(__file__).parents[1])
-    starters = ("<frozen", runpy.__file__, importlib.__file__, package)
-    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(starters)]
+    """Return the frames of an error that are neither this library's nor PyTorch's, nor of what starts scripts."""
+    packages = (str(Path(file).parent) for file in (futures.__file__, torch.__file__, str(Path(__file__).parent)))
+    others = ("<frozen", runpy.__file__, importlib.__file__, *packages)
+    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]

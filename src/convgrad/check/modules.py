@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,13 +64,10 @@ class ConvModule(Functions):
 
     def problems(self) -> Iterator[ConvProblem]:
         """Yield problems of small images of several sizes, in both dtypes and layouts."""
-        m = self._module
-        spans = [effective_kernel(k, d) for k, d in zip(m.kernel_size, m.dilation, strict=True)]
+        spans = [effective_kernel(*kd) for kd in zip(self._module.kernel_size, self._module.dilation, strict=True)]
         for batch, more in ((2, 0), (1, 1), (3, 4), (1, 7), (2, 12)):
-            size = tuple(n + more + i for i, n in enumerate(spans))
             for dtype in (torch.float32, torch.float64):
-                problem = self._problem(batch, size, dtype)
-                if problem is not None:
+                if problem := self._problem(batch, tuple(n + more + i for i, n in enumerate(spans)), dtype):
                     yield problem
                     if problem.ndim > 1:
                         yield problem.replace(memory_format=channels_last_of(problem.ndim))
@@ -97,14 +94,16 @@ class ConvModule(Functions):
         return torch.func.functional_call(self._module, state, (x,))
 
     def _input_gradient(self, grad_output: Tensor, weight: Tensor, size: tuple[int, ...]) -> Tensor:
-        with torch.enable_grad():
-            x = grad_output.new_zeros(size).requires_grad_()
-            return torch.autograd.grad(self._result(x, weight), x, grad_output)[0]
+        return _gradient(lambda x: self._result(x, weight), size, grad_output)
 
     def _weight_gradient(self, x: Tensor, grad_output: Tensor, size: tuple[int, ...]) -> Tensor:
-        with torch.enable_grad():
-            weight = x.new_zeros(size).requires_grad_()
-            return torch.autograd.grad(self._result(x, weight), weight, grad_output)[0]
+        return _gradient(lambda weight: self._result(x, weight), size, grad_output)
+
+
+def _gradient(function: Callable[[Tensor], Tensor], size: tuple[int, ...], grad_output: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = grad_output.new_zeros(size).requires_grad_()
+        return torch.autograd.grad(function(x), x, grad_output)[0]
 
 
 def problem_of_module(
@@ -114,18 +113,16 @@ def problem_of_module(
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> ConvProblem:
     """Return the problem that a convolution module computes for an input of this shape, batch included."""
-    kernel, transposed = tuple(map(int, module.kernel_size)), bool(getattr(module, "transposed", False))
-    d = len(kernel)
+    # Of plain numbers: a model's sizes may be numpy's, which not all functions of PyTorch take.
+    kernel, stride, dilation = (tuple(map(int, s)) for s in (module.kernel_size, module.stride, module.dilation))
+    output_padding = tuple(map(int, getattr(module, "output_padding", (0,) * len(kernel))))
+    transposed, pairs = bool(getattr(module, "transposed", False)), functional.sides_of(module)
     channels = (module.in_channels, module.out_channels) if transposed else (module.out_channels, module.in_channels)
     weight_shape = (channels[0], channels[1] // module.groups, *kernel)
-    pairs = functional.sides_of(module)
     if getattr(module, "padding_mode", "zeros") != "zeros":
         spatial = (n + low + high for n, (low, high) in zip(input_shape[2:], pairs, strict=True))
-        input_shape, pairs = (*input_shape[:2], *spatial), ((0, 0),) * d
-    padding, output_padding = [p for pair in pairs for p in pair], getattr(module, "output_padding", (0,) * d)
-    sizes = module.stride, padding, module.dilation, output_padding
-    # Of plain numbers: a model's sizes may be numpy's, which not all functions of PyTorch take.
-    stride, padding, dilation, output_padding = (tuple(map(int, size)) for size in sizes)
+        input_shape, pairs = (*input_shape[:2], *spatial), ((0, 0),) * len(kernel)
+    padding = tuple(int(p) for pair in pairs for p in pair)
     g = conv_geometry(weight_shape, stride, padding, dilation, transposed, output_padding, module.groups)
     shape = convolution_shape(input_shape, weight_shape, None, g)
     has_bias = getattr(module, "bias", None) is not None

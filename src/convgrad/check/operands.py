@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..backends import ReferenceBackend, wide_dtype
-from ..problem import OPERANDS, ConvProblem, Pass, Slot
+from ..calculus import sum_of_bias
+from ..problem import OPERANDS, ConvProblem, Output, Pass, Slot
 from .bounds import reduction_length
 
 #: A tensor for each slot that the passes read.
@@ -22,17 +23,19 @@ Operands = dict[str, Tensor]
 _REFERENCE = ReferenceBackend()
 
 
-def reference(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
-    """Return the pass in 64 bits, not rounded to the problem's dtype, on the CPU."""
+def reference(problem: ConvProblem, output: Output, operands: Operands) -> Tensor:
+    """Return the output in 64 bits, not rounded to the problem's dtype, on the CPU."""
     wide = wide_dtype(problem.dtype)
-    a, b = (operands[slot].cpu().to(wide) for slot in OPERANDS[pass_])
-    return _REFERENCE.bind(problem.replace(dtype=wide, memory_format=torch.contiguous_format), (pass_,))(a, b)
+    if output == "grad_bias":
+        return sum_of_bias(operands[problem.bias_slot].cpu().to(wide))
+    a, b = (operands[slot].cpu().to(wide) for slot in OPERANDS[output])
+    return _REFERENCE.bind(problem.replace(dtype=wide, memory_format=torch.contiguous_format), (output,))(a, b)
 
 
-def magnitude(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
-    """Return the pass of the absolute values in float64, a bound on every partial sum."""
+def magnitude(problem: ConvProblem, output: Output, operands: Operands) -> Tensor:
+    """Return the output of the absolute values in float64, a bound on every partial sum."""
     absolute: Operands = {slot: _absolute(t) for slot, t in operands.items()}
-    return reference(problem.replace(dtype=torch.float64), pass_, absolute)
+    return reference(problem.replace(dtype=torch.float64), output, absolute)
 
 
 def _absolute(tensor: Tensor) -> Tensor:
@@ -71,12 +74,6 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) ->
         if worst <= limit:
             return operands
         density /= 2
-
-
-def surely_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
-    """Whether the largest elements alone show that every partial sum of integers is exact."""
-    a, b = (float(_absolute(operands[slot]).amax()) for slot in OPERANDS[pass_])
-    return reduction_length(problem, pass_) * a * b <= exact_limit(problem.dtype)
 
 
 def exact_limit(dtype: torch.dtype) -> int:

@@ -18,20 +18,26 @@ from .suite import check_problem
 #: How many of the properties that a problem lacks are shown.
 _SHOWN = 3
 _EXPLAINS_THE_REST = ("it wrote", "it changed")
+_DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _NO_GPU = (
     'Triton compiles for a GPU: devices="cuda" keeps the kernel to it, and with TRITON_INTERPRET=1 in the environment '
     "Triton interprets it on the CPU"
 )
+#: Words of a failure's message, and what to change.
+_HINTS = {
+    "not implemented for": _DTYPES,
+    "active drivers": _NO_GPU,  # Triton's words, as the next
+    "cpu tensor?": _NO_GPU,
+    "it changed the number of threads": "a library with OpenMP sets PyTorch's number of threads too; numba, at its "
+    "first parallel call: set NUMBA_NUM_THREADS to torch.get_num_threads() before numba is imported",
+    "does not require grad": "a backward pass runs without recording gradients: what differentiates does so in "
+    "torch.enable_grad()",
+}
 _ATOMICS = "a kernel that sums in another order each time, as atomic additions do, says so: deterministic=False"
 _TRANSPOSED = (
     "the problem of a transposed convolution is the plain one of which it is the grad_input, with the roles of its "
     "channels exchanged: what computes its output is registered as grad_input"
 )
-_THREADS = (
-    "a library with OpenMP sets PyTorch's number of threads too; numba, at its first parallel call: set "
-    "NUMBA_NUM_THREADS to torch.get_num_threads() before numba is imported"
-)
-_DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _ROUNDING = (
     "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
     'sums otherwise says so: arithmetic="tf32", "transform" or "low-precision accumulation"'
@@ -52,7 +58,7 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
     return "\n".join(lines)
 
 
-def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
+def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, passed: int, name: str, how: str) -> str:
     """Return the message for a kernel that crashed or hung; without a problem, while one was searched for."""
     if problem is None:
         return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"
@@ -79,10 +85,8 @@ def wrong(failures: Sequence[CheckResult], hints: Sequence[str], when: str) -> s
     else:
         what = "is wrong"
     lines = [f"{first.backend!r} is refused: its {first.output} {what} ({when})"]
-    distinct: dict[str, CheckResult] = {}
-    for r in failures:
-        distinct.setdefault(r.message, r)
-    for r in [*distinct.values()][:_SHOWN]:
+    distinct = {r.message: r for r in reversed(failures)}  # the first of each
+    for r in [*reversed(distinct.values())][:_SHOWN]:
         lines.append(f"  {r.property_name}: {r.message}")
         if r.bound:
             lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
@@ -97,16 +101,10 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
     """Yield what to change, where that is known."""
     failure, names = failures[0], {r.property_name for r in failures}
     p = failure.problem
-    if "not implemented for" in failure.message and "raised" in failure.message:
-        yield _DTYPES
-    elif "active drivers" in failure.message or "cpu tensor?" in failure.message:  # Triton's words
-        yield _NO_GPU
-    elif any("it changed the number of threads" in r.message for r in failures):
-        yield _THREADS
+    if known := [hint for words, hint in _HINTS.items() if any(words in r.message for r in failures)]:
+        yield known[0]
     elif all("gave other bits" in r.message for r in failures):
         yield _ATOMICS
-    elif "does not require grad" in failure.message:
-        yield "a backward pass runs without recording gradients: what differentiates does so in torch.enable_grad()"
     elif p.transposed and failure.output == "forward" and failure.message.startswith(("it raised", "forward of")):
         yield _TRANSPOSED
     elif "bound" in names <= {"bound", "bias"}:  # right on integers, so only the rounding is in question

@@ -7,7 +7,9 @@ import inspect
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,10 +26,9 @@ from .arguments import METHODS, Method
 from .digest import digest
 from .kernels import Accepts, CustomBackend, Functions, UserKernel, as_tuple, in_words
 from .loading import loading
-from .problems import default_problems
+from .problem_set import FLOATS
 from .verify import verify as check_suite
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _MARK = re.compile(r"\[convgrad [^\]]*\]")
 _lock = lock_over_forks()
@@ -47,7 +48,7 @@ def register(
     accepts: Accepts | Mapping[Method, Accepts] | None = None,
     layouts: Layout | Sequence[Layout] = ("contiguous", "channels_last"),
     devices: str | Sequence[str] | None = None,
-    dtypes: torch.dtype | Sequence[torch.dtype] = _FLOATS,
+    dtypes: torch.dtype | Sequence[torch.dtype] = FLOATS,
     deterministic: bool = True,
     capture_safe: bool = True,
     arithmetic: Arithmetic = "direct",
@@ -119,13 +120,10 @@ def register(
         True
         >>> convgrad.unregister("mine")
     """
-    registration = Registration(
-        name, args, accepts, as_tuple("layouts", layouts), None if devices is None else as_tuple("devices", devices),
-        as_tuple("dtypes", dtypes), deterministic, capture_safe, arithmetic, prefer, verify, seconds,
-        tuple(ConvProblem.parse(p) if isinstance(p, str) else p for p in as_tuple("problems", problems)),
-    )  # fmt: skip
-    given = zip(METHODS, (forward, grad_input, grad_weight, backward), strict=True)
-    if functions := {method: function for method, function in given if function is not None}:
+    options = locals()
+    functions = {method: f for method in METHODS if (f := options.pop(method)) is not None}
+    registration = Registration(**options)
+    if functions:
         return registration.install(functions)
 
     def decorate(decorated: Any) -> Any:
@@ -148,49 +146,63 @@ def unregister(name: str) -> None:
         _mark_graphs()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Registration:
     """The options of `register`, checked when they are given."""
 
     name: str
-    args: Sequence[Any] | Mapping[Method, Sequence[Any]] | None = None
-    accepts: Accepts | Mapping[Method, Accepts] | None = None
-    layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
-    devices: tuple[str, ...] | None = None
-    dtypes: tuple[torch.dtype, ...] = _FLOATS
-    deterministic: bool = True
-    capture_safe: bool = True
-    arithmetic: Arithmetic = "direct"
-    prefer: Prefer = True
-    verify: bool = True
-    seconds: float = 10.0
-    problems: tuple[ConvProblem, ...] = ()
+    args: Any
+    accepts: Any
+    layouts: Any
+    devices: Any
+    dtypes: Any
+    deterministic: bool
+    capture_safe: bool
+    arithmetic: Arithmetic
+    prefer: Prefer
+    verify: bool
+    seconds: float
+    problems: Any
 
     def __post_init__(self) -> None:
+        for option in ("layouts", "dtypes", "problems", *["devices"] * (self.devices is not None)):
+            setattr(self, option, as_tuple(option, getattr(self, option)))
+        self.problems = [ConvProblem.parse(p) if isinstance(p, str) else p for p in self.problems]
         _check_name(self.name)
-        _check_mapping("args", self.args)
-        _check_mapping("accepts", self.accepts)
+        _each("args", self.args)
+        for accepts in _each("accepts", self.accepts):
+            if not (accepts is None or callable(accepts)):
+                raise TypeError(f"accepts is a function of the problem, got {accepts!r}; None accepts every problem")
         if not self.layouts or not {*self.layouts} <= {*get_args(Layout)}:
             raise ValueError(f"layouts are among {', '.join(get_args(Layout))}, got {self.layouts}")
         for device in self.devices or ():
-            try:
-                known = torch.device(device).type == device
-            except (RuntimeError, TypeError):
-                known = False
-            if not known:
-                raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
-        for dtype in self.dtypes:
-            if not isinstance(dtype, torch.dtype):
-                raise TypeError(f"dtypes takes dtypes such as torch.float32, got {dtype!r}")
+            with suppress(RuntimeError, TypeError):
+                if torch.device(device).type == device:
+                    continue
+            raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
+        if other := [dtype for dtype in self.dtypes if not isinstance(dtype, torch.dtype)]:
+            raise TypeError(f"dtypes takes dtypes such as torch.float32, got {other[0]!r}")
         if self.arithmetic not in get_args(Arithmetic):
             known = ", ".join(map(repr, get_args(Arithmetic)))
             raise ValueError(f"arithmetic is one of {known}, got {self.arithmetic!r}")
-        for option in ("prefer", "deterministic", "capture_safe"):
-            value, more = getattr(self, option), " or 'measured'" if option == "prefer" else ""
-            if not (isinstance(value, bool) or (more and value == "measured")):
-                raise TypeError(f"{option} is True or False{more}, got {value!r}")
+        for option, more in (("prefer", "measured"), ("deterministic", None), ("capture_safe", None)):
+            if not isinstance(value := getattr(self, option), bool) and (more is None or value != more):
+                raise TypeError(f"{option} is True or False{f' or {more!r}' if more else ''}, got {value!r}")
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not self.seconds > 0:
             raise ValueError(f"seconds is a positive number, got {self.seconds!r}")
+
+    def install(self, what: Any) -> CustomBackend:
+        """Make a backend, check it, and let the engine choose it.
+
+        Raises:
+            CheckError: a result is wrong.
+        """
+        self.check(backend := self.backend(what))
+        with _lock:
+            _check_name(self.name)
+            registry.register(backend)
+            _mark_graphs()
+        return backend
 
     def backend(self, what: Any) -> CustomBackend:
         """Return the backend of functions by their names, of one function, of a class, or of a `Backend`.
@@ -198,23 +210,22 @@ class Registration:
         Raises:
             TypeError, ValueError: ``what`` has no kernel, or one whose arguments are not those of ``args``.
         """
+        options = {o: getattr(self, o) for o in ("layouts", "dtypes", "deterministic", "capture_safe", "arithmetic")}
         if isinstance(what, Backend) or (isinstance(what, type) and issubclass(what, Backend)):
-            usual = {f.name: f.default for f in fields(self)}
-            options = ("layouts", "dtypes", "deterministic", "capture_safe", "arithmetic", "args", "accepts")
-            if stated := [o for o in options if getattr(self, o) != usual[o]]:
+            usual = inspect.signature(register).parameters
+            given = options | {"args": self.args, "accepts": self.accepts}
+            if stated := [o for o, value in given.items() if value != usual[o].default]:
                 raise TypeError(f"a Backend states {' and '.join(stated)} itself: register has no such option for it")
             return CustomBackend(self.name, _instance(what), self.devices, self.prefer)
         if isinstance(what, type):
             what = _static_methods(what)
         functions: dict[Method, Any] = what if isinstance(what, dict) else {"forward": what}
         kernels: dict[Method, UserKernel] = {m: self._kernel(function, m) for m, function in functions.items()}
-        options = {o: getattr(self, o) for o in ("layouts", "dtypes", "arithmetic", "deterministic", "capture_safe")}
         return CustomBackend(self.name, Functions(self.name, kernels, **options), self.devices, self.prefer)
 
     def _kernel(self, function: Callable[..., Any], method: Method) -> UserKernel:
-        its_args: Any = self.args.get(method) if isinstance(self.args, Mapping) else self.args
-        its_accepts: Any = self.accepts.get(method) if isinstance(self.accepts, Mapping) else self.accepts
-        return UserKernel(function, arguments.check(function, its_args, method), its_accepts)
+        args, accepts = (o.get(method) if isinstance(o, Mapping) else o for o in (self.args, self.accepts))
+        return UserKernel(function, arguments.check(function, args, method), accepts)
 
     def check(self, backend: CustomBackend) -> None:
         """Run the conformance suite on a backend and time it; it then says what was found.
@@ -239,15 +250,6 @@ class Registration:
                 used = " runs wherever it is usable, and" * backend.preferred
                 warn_user(f"{backend.name!r}{used} is {backend.note}")
         backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))
-
-    def install(self, what: Any) -> CustomBackend:
-        """Make a backend, check it, and let the engine choose it."""
-        self.check(backend := self.backend(what))
-        with _lock:
-            _check_name(self.name)
-            registry.register(backend)
-            _mark_graphs()
-        return backend
 
 
 def _mine() -> dict[str, CustomBackend]:
@@ -276,6 +278,15 @@ def _check_name(name: str) -> None:
         raise ValueError(f"{name!r} is the name of a backend that comes with the library; take another one")
 
 
+def _each(option: str, given: Any) -> list[Any]:
+    """Return the values of an option that may be one for all functions or one for each."""
+    if not isinstance(given, Mapping):
+        return [given]
+    if unknown := [m for m in given if m not in METHODS]:
+        raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
+    return [*given.values()]
+
+
 def _check_named(backend: CustomBackend) -> None:
     """Refuse a named problem that nothing of the backend accepts."""
     computed: list[Outputs] = [*((p,) for p in backend.passes), *backend.sweeps]
@@ -283,28 +294,8 @@ def _check_named(backend: CustomBackend) -> None:
     for problem in backend.named:
         against = [backend.against(problem, outputs, place) for outputs in computed for place in places]
         if problem.empty or all(against):
-            reasons = dict.fromkeys(r for reasons in against for r in reasons) or ["it is empty"]
+            reasons = dict.fromkeys(chain(*against)) or ["it is empty"]
             raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")
-
-
-def _check_mapping(option: str, given: Any) -> None:
-    """Refuse unknown names of functions, and an ``accepts`` that cannot be called or raises for every problem."""
-    if isinstance(given, Mapping) and (unknown := [m for m in given if m not in METHODS]):
-        raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
-    for accepts in given.values() if isinstance(given, Mapping) else (given,):
-        if option == "args" or accepts is None:
-            continue
-        if not callable(accepts):
-            raise TypeError(f"accepts is a function of the problem, got {accepts!r}; None accepts every problem")
-        raised: list[Exception] = []
-        for problem in default_problems():
-            try:
-                accepts(problem)
-                break
-            except Exception as error:  # for some it may, such as those without the dimension it looks at
-                raised.append(error)
-        else:
-            raise TypeError(f"accepts raised {type(raised[0]).__name__}: {raised[0]} for every problem") from raised[0]
 
 
 def _instance(own: Backend | type[Backend]) -> Backend:

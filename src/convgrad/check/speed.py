@@ -18,7 +18,7 @@ from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
 from . import refusal
 from .kernels import CustomBackend, Timing, in_words
-from .problems import default_problems, real_layers
+from .problem_set import FLOATS, default_problems, real_layers
 from .suite import check_problem
 
 #: Problems that are timed for each set of outputs that one call computes.
@@ -83,8 +83,7 @@ def _problems(backend: CustomBackend, outputs: Outputs, device: torch.device) ->
     per_flop = [second_call(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
     only_last = "contiguous" not in backend.layouts and "channels_last" in backend.layouts  # no copies are timed
     layers = sorted(real_layers(), key=lambda p: p.channels_last != only_last)
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    every = accepted(p.replace(dtype=dtype) for dtype in dtypes for p in layers)
+    every = accepted(p.replace(dtype=dtype) for dtype in FLOATS for p in layers)
     fast = [p for p in every if not per_flop or per_flop[0] * p.flops < _EACH] or small
     yield from (p for p in fast if (p.dtype, p.channels_last) == (fast[0].dtype, fast[0].channels_last))
 

@@ -1,25 +1,29 @@
-"""One output of one problem, property after property; `testing.check_backend` does so for many problems.
+"""The conformance suite: is this backend, function or module right?
 
-A backend is only ever compared with the reference, with itself, and with the error bound of the arithmetic that it
-declares.
+`check_problem` checks one output of one problem, property after property, `check_backend` many problems, and
+`first_look` a problem before the engine times it. A backend is only ever compared with the reference, with itself, and
+with the error bound of the arithmetic that it declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent import futures
-from pathlib import Path
-from traceback import extract_tb
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from .._compat import out_of_memory
 from ..backends import Backend
 from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs
-from .properties import ALL_PROPERTIES, PROPERTIES
-from .property_check import Differs, Failed, PropertyCheck, Skipped, calls_with, described
-from .report import CheckResult, Status
+from .kernels import CustomBackend
+from .loading import foreign_frames
+from .modules import ConvModule, backend_of
+from .problem_set import default_problems, drawn, shrunk
+from .properties import ALL_PROPERTIES, PROPERTIES, Differs, Failed, PropertyCheck, Skipped, calls_with, described
+from .report import CheckReport, CheckResult, Status
 
 
 def outputs_of(backend: Backend) -> Outputs:
@@ -104,25 +108,144 @@ def check_problem(
 
 
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
+    check.outputs = check.calls[0]
     try:
         worst, bound = max(ALL_PROPERTIES[name](check), default=(0.0, 0.0))
     except Skipped as e:
         return _result(check, name, "skipped", str(e))
     except Failed as e:
-        return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e), e.worst, e.bound)
+        sweep = f", in the sweep {check.outputs}" if len(check.outputs) > 1 else ""
+        return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e) + sweep, e.worst, e.bound)
     except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
-        return _result(check, name, "failed", f"{described(e)}{_where(e)}", float("inf"))
+        where = "".join(f" ({f.filename}:{f.lineno})" for f in foreign_frames(e)[-1:])
+        return _result(check, name, "failed", described(e) + where, float("inf"))
     return _result(check, name, "passed", "", worst, bound)
-
-
-def _where(error: BaseException) -> str:
-    """Return the line of the backend's own code at which an error was raised; empty if there is none."""
-    others = (str(Path(torch.__file__).parent), str(Path(futures.__file__).parent), str(Path(__file__).parents[1]))
-    lines = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(others)]
-    return f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
 
 
 def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> CheckResult:
     what = (check.backend.name, check.problem, check.output, name, status)
     given = check.given if status == "failed" else ""
     return CheckResult(*what, *found, seed=check.seed, device=str(check.device), operands=given)
+
+
+def check_backend(
+    what: Backend | str | nn.Module | Callable[..., Any],
+    problems: Iterable[ConvProblem | str] | None = None,
+    *,
+    args: Sequence[Any] | None = None,
+    accepts: Callable[[ConvProblem], bool | str] | None = None,
+    device: torch.device | str = "cpu",
+    outputs: Iterable[Output] | None = None,
+    seconds: float | None = None,
+    progress: Callable[[int, int, ConvProblem], None] | None = None,
+    seed: int = 0,
+    repeats: int = 20,
+    properties: Iterable[str] | None = None,
+) -> CheckReport:
+    """Check a backend, a function or a module on many problems.
+
+    Args:
+        what: a backend, or the name of a registered one; a forward function; or a convolution module, whose forward and
+            autograd gradients are checked with its own channels, kernel, stride and padding.
+        problems: what to compute; by default `default_problems`, for a module inputs of several sizes, and for a
+            function or a registered kernel problems drawn for it.
+        args, accepts: for a function, as in `convgrad.register`.
+        device, seed, repeats, properties: as for `check_problem`.
+        outputs: which of its outputs; all that it has if not given.
+        seconds: stop when this much time has passed; the report says so.
+        progress: called with (problems done, problems in all, the next problem).
+
+    Raises:
+        TypeError: ``what`` is none of these.
+
+    Equivalent to:
+        >>> check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"]).ok
+        True
+        >>> check_backend(nn.Conv2d(4, 6, 3, stride=2, groups=2), properties=["exact", "bound"]).ok
+        True
+        >>> check_backend(torch.mul, ["ic2iw5oc3kw3"], args=("input", 2)).ok
+        False
+    """
+    if not isinstance(what, (Backend, str)):
+        what = backend_of(what, args, accepts)
+    elif args is not None or accepts is not None:
+        raise TypeError("args and accepts belong to a function; a backend states them itself")
+    backend = get_backend(what) if isinstance(what, str) else what
+    given = problems_for(backend) if problems is None else problems
+    todo = [ConvProblem.parse(p) if isinstance(p, str) else p for p in given]
+    chosen = outputs_of(backend) if outputs is None else tuple(outputs)
+    names = None if properties is None else tuple(properties)
+    end = float("inf") if seconds is None else time.monotonic() + seconds
+    results: list[CheckResult] = []
+    for done, problem in enumerate(todo):
+        if time.monotonic() > end:
+            return CheckReport(backend.name, tuple(results), finished=False)
+        if progress is not None:
+            progress(done, len(todo), problem)
+        for output in chosen:
+            results += check_problem(
+                backend, problem, output, device=device, seed=seed, repeats=repeats, properties=names
+            )
+    return CheckReport(backend.name, tuple(results))
+
+
+def problems_for(backend: Backend) -> list[ConvProblem]:
+    """Return the problems on which a backend is checked where none are named.
+
+    They are `default_problems`; for a module its own, and for a user's kernel those drawn for it.
+    """
+    if not isinstance(backend, CustomBackend):
+        return list(default_problems())
+    if isinstance(backend.own, ConvModule):
+        return list(backend.own.problems())
+    place = torch.device(next(iter(backend.devices or ("cpu",))))
+    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named)]
+
+
+#: Training waits for the reference: instead of a large problem a smaller one of its kind is checked, as small as the
+#: backend takes one.
+_FLOPS = 300_000
+_MOST_FLOPS = 100_000_000
+
+
+def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
+    """Return what is wrong with these outputs, computed in one call; empty if nothing is.
+
+    Integers must be exact, real numbers within the bound; the other properties are the conformance suite's.
+
+    Raises:
+        RuntimeError, MemoryError: there is no memory.
+
+    Equivalent to:
+        >>> from convgrad.backends.reference import ReferenceBackend
+        >>> first_look(ReferenceBackend(), ConvProblem.parse("ic3ih8oc4kh3"), ("forward",), torch.device("cpu"))
+        ''
+    """
+
+    def usable(p: ConvProblem) -> bool:
+        return not (backend.against(p, outputs, device) or backend.wrong_here(p, outputs, device)[0])
+
+    small = shrunk(problem, _FLOPS, usable)
+    if small.flops <= _MOST_FLOPS and usable(small):
+        for output in outputs:
+            check = PropertyCheck(backend, small, output, device)
+            check.outputs = outputs
+            if why := _wrong(check):
+                return f"{output} of {small}: {why}"
+    return ""
+
+
+def _wrong(check: PropertyCheck) -> str:
+    for integers in (True, False) if check.problem.dtype.is_floating_point else (True,):
+        try:
+            operands = check.integers() if integers else check.reals()
+            check.compare(check.run(operands), operands, integers=integers)
+        except Skipped:  # mostly zeros
+            continue
+        except Failed as error:
+            return str(error)
+        except Exception as error:  # a user's function may raise anything
+            if out_of_memory(error):
+                raise
+            return described(error)
+    return ""

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from convgrad.check import fork
-from convgrad.check.fork import Lost, NoChild, in_child
+from convgrad.check import child
+from convgrad.check.child import Lost, NoChild, in_child
 
 
 def test_what_it_sends() -> None:
@@ -57,7 +57,7 @@ def test_a_crash_and_its_line() -> None:
     messages = in_child(crash, lambda: 60)
     assert next(messages) == "here"
     line = crash.__code__.co_firstlineno + 2
-    with pytest.raises(Lost, match=rf"crashed with SIGSEGV \(.*test_fork\.py:{line}\)"):
+    with pytest.raises(Lost, match=rf"crashed with SIGSEGV \(.*test_child\.py:{line}\)"):
         next(messages)
 
 
@@ -82,13 +82,13 @@ def test_silence() -> None:
         time.sleep(100)
 
     line = sleep.__code__.co_firstlineno + 1
-    with pytest.raises(Lost, match=rf"did not return in 0\.1 s \(.*test_fork\.py:{line}\)"):
+    with pytest.raises(Lost, match=rf"did not return in 0\.1 s \(.*test_child\.py:{line}\)"):
         list(in_child(sleep, lambda: 0.1))
     assert time.monotonic() - start < 50
 
 
 def test_a_child_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork, "_START", 0.1)
+    monkeypatch.setattr(child, "_START", 0.1)
     monkeypatch.setattr(torch, "ones", lambda *size: time.sleep(100))
     with pytest.raises(NoChild, match="does not start"):
         list(in_child(lambda send: send(1), lambda: 60))
@@ -117,7 +117,7 @@ def test_a_child_ends_with_a_parent_that_was_killed() -> None:
     """It holds no end of its own to read from, so that what it sends next fails, and that is said nowhere."""
     code = (
         "import itertools, os\n"
-        "from convgrad.check.fork import in_child\n"
+        "from convgrad.check.child import in_child\n"
         "for n in in_child(lambda send: [send(n) for n in itertools.count()], lambda: 60):\n"
         "    if n == 100: os.kill(os.getpid(), 9)\n"
     )
