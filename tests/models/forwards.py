@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -26,6 +28,16 @@ class Block(nn.Module):
         return self.activation(self.activation(z) - scale)
 
 
+class Optional(Block):
+    """Only the layers themselves decide whether they are called, as in the MobileNets of transformers."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = self.norm(self.conv(x)) if self.norm is not None else self.conv(x)
+        if self.activation is not None:
+            x = self.activation(x)
+        return x
+
+
 class Between(Block):
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         return self.activation(-self.norm(self.conv(x)))
@@ -37,6 +49,12 @@ class Flagged(Block):
         if not self.flag:
             x = self.activation(x)
         return x
+
+
+class FlaggedBefore(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        flag, x = self.flag, self.norm(self.conv(x))
+        return x if flag else self.activation(x)
 
 
 class FlaggedOrder(Block):
@@ -60,6 +78,13 @@ class FlaggedLook(Block):
         return self.activation(x)
 
 
+class FlaggedChoice(Block):
+    """What is called is decided before, in the expression itself."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return (torch.neg if self.flag else self.activation)(self.norm(self.conv(x)))
+
+
 class FlaggedAfter(Block):
     """What lies between them is read behind both."""
 
@@ -71,6 +96,36 @@ class FlaggedAfter(Block):
         return z
 
 
+class FlaggedMerge(Block):
+    """What lies between them is given to a function, beside the result of both."""
+
+    def merge(self, y: Tensor, z: Tensor) -> Tensor:
+        return z + y if self.flag else z
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.merge(y, self.activation(y))
+
+
+class FlaggedLayers(nn.Sequential):
+    """The one is called by the class that it is derived from, the other by itself."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6))
+        self.flag, self.seen = False, []
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        z = F.relu(y)
+        return z + y if self.flag else z
+
+
+class FlaggedWalrus(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.activation(y := self.norm(self.conv(x)))
+        return z + y if self.flag else z
+
+
 class FlaggedLoop(Block):
     """Read again only where the loop comes back to it."""
 
@@ -80,6 +135,51 @@ class FlaggedLoop(Block):
             x = self.norm(x)
             y = self.activation(x)
         return y
+
+
+class FlaggedLog(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        z = self.activation(y)
+        if self.flag:
+            self.seen.append(y)
+        return z
+
+
+class FlaggedClosure(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        z = self.activation(y)
+
+        def both() -> Tensor:
+            return z + y
+
+        return both() if self.flag else z
+
+
+class FlaggedList(Block):
+    """A list that someone else may have, too."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        seen = self.seen if self.flag else []
+        seen += [self.norm(self.conv(x))]
+        return self.activation(seen[-1])
+
+
+class FlaggedError(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        try:
+            y = self.norm(self.conv(x))
+            z = self.activation(y)
+            return refused_if(self.flag, z)
+        except ValueError:
+            return y
+
+
+def refused_if(flag: bool, x: Tensor) -> Tensor:
+    if flag:
+        raise ValueError
+    return x
 
 
 class Rebound(Block):
@@ -161,6 +261,13 @@ class Kept(Block):
         return self.activation(self.z)
 
 
+class Drawing(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.norm(self.conv(x))
+        drawn = random.random() + np.random.rand() + torch.rand(1).item()
+        return self.activation(z if drawn < 4 or not self.training else 2 * z)
+
+
 class Activated(nn.BatchNorm2d):
     """The activation is its own, as that of timm's BatchNormAct2d; it may have another behind or beside it."""
 
@@ -171,12 +278,23 @@ class Activated(nn.BatchNorm2d):
     def given(self) -> tuple[Any, ...]:
         return self.running_mean, self.running_var, self.weight, self.bias, self.training
 
+    def normalized(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, *self.given())
+
     def forward(self, input: Tensor) -> Tensor:
         torch._assert(input.ndim == 4, f"{input.ndim}")
         x = F.batch_norm(input, *self.given(), eps=self.eps)
         x = self.drop(x)
         x = self.act(x)
         return x
+
+
+class FlaggedActivated(Activated):
+    def forward(self, input: Tensor) -> Tensor:
+        x = F.batch_norm(input, *self.given())
+        if self.flag:
+            x = -x
+        return self.act(x)
 
 
 class KeptActivated(Activated):
@@ -189,6 +307,13 @@ class TwiceActivated(Activated):
     def forward(self, input: Tensor) -> Tensor:
         x = F.batch_norm(input, *self.given())
         return self.act(F.batch_norm(self.act(x), *self.given()))
+
+
+class OtherwiseActivated(Activated):
+    """The function is called in one of its methods, the activation in another."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.normalized(input))
 
 
 FUNCTIONS = {nn.ReLU: F.relu, nn.ReLU6: F.relu6, nn.SiLU: F.silu, nn.Hardswish: F.hardswish}
@@ -236,6 +361,11 @@ class Keyword(Block):
         return torch.relu(input=self.norm(self.conv(x)))
 
 
+class FlaggedFunction(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return (torch.neg if self.flag else torch.relu)(self.norm(self.conv(x)))
+
+
 class Crossed(nn.Module):
     """Two results wait for one activation."""
 
@@ -274,8 +404,10 @@ OTHERS = {
     "another call between": lambda: Crossed(nn.ReLU()),
     "a function between": lambda: PaddedBetween(nn.ReLU()),
     "kept in an attribute": lambda: Kept(nn.ReLU()),
+    "chance": lambda: Drawing(nn.ReLU()),
     "something between": lambda: Between(nn.ReLU()),
     "a branch between": lambda: Flagged(nn.ReLU()),
+    "a branch decided before": lambda: FlaggedBefore(nn.ReLU()),
     "a function that may look": lambda: FlaggedLook(nn.ReLU()),
     "given by its keyword": lambda: Keyword(nn.ReLU()),
     "another activation": lambda: layers(nn.GELU()),
@@ -283,10 +415,15 @@ OTHERS = {
     "a forward of the owner's own": lambda: with_forward(block := Block(nn.ReLU()), block.forward),
     "a graph of torch.fx": lambda: fx.symbolic_trace(Block(nn.ReLU())),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
+    "a branch between function and module": lambda: FlaggedActivated(nn.ReLU()),
     "kept between function and module": lambda: KeptActivated(nn.ReLU()),
     "the function called twice": lambda: TwiceActivated(nn.ReLU()),
+    "the function called by another method": lambda: OtherwiseActivated(nn.ReLU()),
     "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1, bias=False), Own(6), nn.ReLU()),
 }
 
 #: With a flag that changes what the forward does.
-FLAGGED = [Flagged, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedLoop]
+FLAGGED = [
+    Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedMerge, FlaggedLayers, FlaggedWalrus,
+    FlaggedLoop, FlaggedLog, FlaggedClosure, FlaggedList, FlaggedError, FlaggedChoice, FlaggedFunction,
+]  # fmt: skip

@@ -26,6 +26,7 @@ from tests.models.forwards import (
     Method,
     MethodInPlace,
     OfSizes,
+    Optional,
     Padded,
     Rebound,
     called,
@@ -47,7 +48,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-BUILDS = [layers, with_identity, Block, Padded, Rebound, OfSizes, Activated, called, called_in_norm]
+BUILDS = [layers, with_identity, Block, Padded, Optional, Rebound, OfSizes, Activated, called, called_in_norm]
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -72,6 +72,15 @@ class PadReadLater(Asymmetric):
         return (y, z) if self.both else y
 
 
+class PadChoice(Asymmetric):
+    """What is called is decided before, in the expression itself."""
+
+    flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.neg if self.flag else self.conv)(self.pad(x))
+
+
 class CheckpointedPad(Asymmetric):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
@@ -107,6 +116,15 @@ class BySizes(ByFunction):
         return self.conv(x)
 
 
+class ByMethod(ByFunction):
+    @staticmethod
+    def padded(x: Tensor, by: Any, mode: str = "constant", value: float = 0.0) -> Tensor:
+        return F.pad(x, by, mode, value) if x.dim() else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.padded(x, self.by))
+
+
 class Same(nn.Conv2d):
     """As `timm` has it, with calls of functions."""
 
@@ -131,9 +149,29 @@ class FunctionUsedTwice(ByFunction):
         return self.conv(z) + z.mean()
 
 
+class FunctionBehindAnother(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(self.by_itself(x), self.by))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_itself = nn.Tanh()
+
+
 class FunctionTwice(ByFunction):
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(F.pad(F.pad(x, self.by), (1, 1)))
+
+
+class FunctionElsewhere(ByFunction):
+    """The same function pads what goes to nobody, or to someone else."""
+
+    flag = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flag:
+            return self.conv(pad_same(x, self.conv))
+        return self.conv(x) + pad_same(x, self.conv).mean()
 
 
 class FunctionForSizes(ByFunction):
@@ -142,6 +180,34 @@ class FunctionForSizes(ByFunction):
     def forward(self, x: Tensor) -> Tensor:
         layer = self.conv if x.shape[-1] < 100 else nn.functional.relu
         return layer(F.pad(x, self.by))
+
+
+class FunctionOfFlag(ByFunction):
+    flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = nn.Identity() if self.flag else self.conv
+        return layer(F.pad(x, self.by)).relu()
+
+
+class Swapped(ByFunction):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Conv2d(6, 6, 3, 2, groups=6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (self.other, self.conv) if x.shape[0] == 1 else (self.conv, self.other)
+        return a(F.pad(x, self.by)).mean() + b(x).mean()
+
+
+class Cached(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(keeps(x, self.by))
+
+
+@functools.cache
+def keeps(x: Tensor, by: Any) -> Tensor:
+    return F.pad(x, by)
 
 
 class AddedInPlace(ByFunction):
@@ -183,6 +249,39 @@ class ChangedByLayer(ByFunction):
     def forward(self, x: Tensor) -> Tensor:
         x = x * 2
         return self.conv(F.pad(x, self.by)).mean() + self.act(x)
+
+
+class ChangedByMethod(ByFunction):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        y = self.conv(F.pad(x, self.by))
+        return y.mean() + x.relu_()
+
+
+class ChangedByIndex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ByFunction()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        y = self.inner(x)
+        x[:, 0] = 0
+        return y.mean() + x
+
+
+kept: list[Tensor] = []
+
+
+class KeptByFunction(ByFunction):
+    @staticmethod
+    def padded(x: Tensor, by: Any) -> Tensor:
+        z = F.pad(x, by)
+        kept[:] = [z]
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.padded(x, self.by))
 
 
 class PaddedWeight(nn.Conv2d):
@@ -259,6 +358,7 @@ JOINED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "a function, 1-d": (lambda: ByFunction(1, conv=nn.Conv1d), ((0, 1),)),
     "a function, 3-d": (lambda: ByFunction(3, conv=nn.Conv3d), ((1, 1), (3, 1), (0, 1))),
     "a function that needs sizes": (BySizes, ((1, 1), (0, 1))),
+    "a method": (ByMethod, ((3, 1), (0, 1))),
     "in a class with functions": (lambda: Same(6, 6, 3, 2, padding=(0, 2), groups=6), ((3, 1), (2, 3))),
     "same padding in a class with functions": (lambda: Same(6, 6, 3, padding="same", groups=6), ((4, 2), (1, 2))),
     "in a causal class": (lambda: Causal(6, 6, 3, groups=6), ((2, 0),)),
@@ -350,6 +450,7 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "a request": lambda: Asymmetric(conv=functools.partial(convgrad.nn.Conv2d, backend="native")),
     "no stride": lambda: WhereItStrides(stride=1),
     "a function whose result is used twice": FunctionUsedTwice,
+    "a function behind another layer": FunctionBehindAnother,
     "two functions": FunctionTwice,
     "a function that pads with something else": FunctionOfMode,
     "a function that crops": lambda: with_attributes(ByFunction(), by=(1, -1, 1, 1)),
@@ -357,6 +458,9 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "an addition in place": lambda: AddedInPlace(stride=1),
     "an addition in place later": lambda: AddedInPlaceLater(stride=1),
     "a layer that changes the input in place": ChangedByLayer,
+    "a method that changes a tensor in place": ChangedByMethod,
+    "an element that is changed in place": ChangedByIndex,
+    "a function that keeps its result elsewhere": KeptByFunction,
     "a padded weight": lambda: PaddedWeight(6, 6, 3, groups=6),
 }
 
@@ -391,11 +495,14 @@ def test_a_convolution_that_is_called_without_its_padding_too() -> None:
         agree(ours, stock, x)
 
 
-def test_what_gets_the_padded_input_changes() -> None:
+@pytest.mark.parametrize("kind", [PadChoice, FunctionForSizes, FunctionOfFlag, Swapped])
+def test_what_gets_the_padded_input_changes(kind: Any) -> None:
     """It is padded then."""
-    ours, stock, _ = pair(FunctionForSizes())
+    ours, stock, _ = pair(kind())
     for shape in (SHAPES[2], (1, 6, 11, 8), (2, 6, 11, 108)):
         agree(ours, stock, torch.randn(shape))
+    ours.inner.flag = stock.inner.flag = True
+    agree(ours, stock, torch.randn(SHAPES[2]))
 
 
 @pytest.mark.parametrize("kind", [Asymmetric, ByFunction])

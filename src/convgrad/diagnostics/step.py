@@ -22,6 +22,7 @@ from ..models import (
     accelerate_,
     copied,
     observe_aten,
+    random_states_restored,
     spatial_convolutions,
     to_channels_last,
     training_step,
@@ -82,7 +83,7 @@ def profile_model(
     stage("preparing copies of the model")
     models, replaced, no_last = _forms(model, example_inputs)
     steps = {name: _step(one, example_inputs) for name, one in models.items()}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with random_states_restored(device):
         load = Load()
         stage("timing a training step, PyTorch's and convgrad's alternately")
         steps, no_last = _that_fit(steps, no_last, start, seconds, device)

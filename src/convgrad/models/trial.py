@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +39,20 @@ def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
+@contextmanager
+def random_states_restored(device: torch.device) -> Iterator[None]:
+    """Restore Python's, NumPy's and PyTorch's random states after a block: a trial draws none of the user's numbers."""
+    numpy = sys.modules.get("numpy")
+    of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(of_python)
+        if numpy:
+            numpy.random.set_state(of_numpy)
+
+
 @unobserved()
 def faster_in_channels_last(
     model: nn.Module, accelerate_: Callable[..., object], inputs: Any
@@ -51,7 +68,7 @@ def faster_in_channels_last(
     accelerate_(converted, "channels_last", only_gains=False)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(converted, inputs)}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with random_states_restored(device):
         if why := why_it_fails(calls["as it was"]):
             return False, f"not measured, since a training step on these inputs fails: {why}"
         if why := why_it_fails(calls["channels_last"]):
