@@ -75,11 +75,9 @@ class Packer {
     };
     if constexpr (Turns) {
       Vec<float, 16> low[16], high[16];
-#pragma GCC unroll 16
-      for (int l = 0; l < 16; ++l) load(l, (__m512&)low[l], (__m512&)high[l]);
+      UNROLL for (int l = 0; l < 16; ++l) load(l, (__m512&)low[l], (__m512&)high[l]);
       transpose<float, 16>(low), transpose<float, 16>(high);
-#pragma GCC unroll 16
-      for (int l = 0; l < 16; ++l) split(l, low[l], high[l]);
+      UNROLL for (int l = 0; l < 16; ++l) split(l, low[l], high[l]);
     } else {
       __m512 low, high;
       for (int l = 0; l < 16; ++l) load(l, low, high), split(l, low, high);

@@ -44,14 +44,12 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     from += first * p.sources;
     for (int64_t i = 0; i < r.size(); i += N, from += N * p.sources, to += N * p.sources)
       for (int64_t k = 0; k < p.sources; k += N) {
-        Vec<T, N> rows[N];
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          rows[l] = load_first<T, N>(from + least(l, r.size() - i - 1) * p.sources + k, p.sources - k);
-        transpose<T, N>(rows);
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          if (k + l < p.sources) store<T, N>(to + (k + l) * N, rows[l]);
+        auto get = [&](int l) {
+          return load_first<T, N>(from + least(l, r.size() - i - 1) * p.sources + k, p.sources - k);
+        };
+        transpose<T, N>(get, [&](int l, Vec<T, N> v) {
+          if (k + l < p.sources) store<T, N>(to + (k + l) * N, v);
+        });
       }
   }
 

@@ -127,12 +127,10 @@ class ContiguousPointwise : Pointwise<S, T, N> {
           } else if (c + N < from.channels.high) {
             next = place(c + N, block.columns[soon % block.vectors]);
           }
-#pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) __builtin_prefetch(next + l * pixels);
+          UNROLL for (int l = 0; l < N; ++l) __builtin_prefetch(next + l * pixels);
         }
         if (at.whole && c + N <= from.channels.high) {
-#pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) rows[l] = load<T, N>(x + l * pixels);
+          UNROLL for (int l = 0; l < N; ++l) rows[l] = load<T, N>(x + l * pixels);
         } else {
           for (int l = 0; l < N; ++l) {
             const S* const row = from.tensor + least(c + l, from.channels.high - 1) * pixels;
@@ -140,19 +138,18 @@ class ContiguousPointwise : Pointwise<S, T, N> {
           }
         }
         transpose<T, N>(rows);
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) store<T, N>(to + (v * N + l) * N, rows[l]);
+        UNROLL for (int l = 0; l < N; ++l) store<T, N>(to + (v * N + l) * N, rows[l]);
       }
   }
 
-  Ahead<S> ahead_of(const Operand& x, const Block& block) const {
-    return {x.tensor + x.channels.low * p.pixels, p.pixels, x.all * p.pixels, block.columns, block.vectors,
-            x.channels.size(), 0, 0, 0};
+  Ahead ahead_of(const Operand& x, const Block& block) const {
+    return {reinterpret_cast<const char*>(x.tensor + x.channels.low * p.pixels), sizeof(S), p.pixels, x.all * p.pixels,
+            block.columns, block.vectors, x.channels.size(), 0, 0, 0};
   }
 
   // ---- a block of columns ----
 
-  void multiply_block(const Scratch& s, const Block& block, int64_t group, Range panels, Ahead<S> ahead) const {
+  void multiply_block(const Scratch& s, const Block& block, int64_t group, Range panels, Ahead ahead) const {
     PointwiseResults<S, T> run = {};
     const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
     ahead.spread_over(tiles * p.sources), run.ahead = &ahead;
@@ -177,8 +174,8 @@ class ContiguousPointwise : Pointwise<S, T, N> {
   }
 
   // Of one group's weights, those of the results in the range.
-  void sum_block(const Scratch& s, T* to, Range results, const Block& block, bool add, Ahead<S> ahead) const {
-    PointwiseSums<S, T, false> run = {};
+  void sum_block(const Scratch& s, T* to, Range results, const Block& block, bool add, Ahead ahead) const {
+    PointwiseSums<T, T, false> run = {};
     const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;
     run.weight = p.backward ? s.source : s.other, run.together = N, run.gap = pitch(rows) - N;
     run.source = s.transposed, run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
@@ -240,7 +237,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
       columns.low += now.vectors;
       const bool last = columns.size() == 0;
       list(next, last ? p.columns_of(item + p.threads) : columns);
-      const Ahead<S> ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
+      const Ahead ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
       pack(s.source, source, now);
       if (p.needs_weight()) multiply_block(s, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
       if (sums_weight) {
