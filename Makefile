@@ -56,7 +56,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	$(BIN)/convgrad bench layers mobilenet_v2 convnext_tiny --minutes 1 --seconds 0.2 $(ARGS)
+	$(BIN)/convgrad bench steps mobilenet_v2 convnext_tiny --seconds 2 $(ARGS)
 	$(BIN)/python benchmarks/overhead.py
 
 docs: $(VENV)/.installed-docs

@@ -1,4 +1,4 @@
-"""The table and picture of docs/performance.md from what `convgrad bench layers` and `convgrad bench steps` wrote.
+"""The table and picture of docs/performance.md from what `time_layers.py` and `time_steps.py` wrote.
 
     python benchmarks/draw.py benchmarks/results/layers.csv benchmarks/results/steps.csv
     python benchmarks/draw.py benchmarks/results/*.csv --threads 1 --picture measured.svg --into docs/performance.md
@@ -16,11 +16,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from convgrad.cli.bench_results import CONDITIONS
+from result_rows import CONDITIONS
+
 from convgrad.cli.options import LAYOUTS
-from convgrad.cli.options import STEP_LAYOUTS as STEPS
 
 Row = dict[str, str]
+STEPS = (*LAYOUTS, "auto")
 OUTPUTS = ("forward", "backward")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 _COLORS: dict[str, str] = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
@@ -42,7 +43,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Row], list[Row]]:
                 elif row.get("replaced") and row.get("speed"):
                     steps.append(row)
     if not layers and not steps:
-        raise SystemExit("these files hold nothing of `convgrad bench layers` or `convgrad bench steps`")
+        raise SystemExit("these files hold nothing of `time_layers.py` or `time_steps.py`")
     return layers, steps
 
 
@@ -154,7 +155,7 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("csv", type=Path, nargs="+", help="of `convgrad bench layers` and `convgrad bench steps`")
+    parser.add_argument("csv", type=Path, nargs="+", help="of `time_layers.py` and `time_steps.py`")
     parser.add_argument("--threads", type=int, help="only these rows; else the most threads there are")
     parser.add_argument("--busy", action="store_true", help="the rows of a busy machine")
     parser.add_argument("--picture", type=Path, help="draw to this file")

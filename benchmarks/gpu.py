@@ -5,16 +5,17 @@
 1. card: the bandwidth of a copy, the peak, the time of a launch that does nothing.
 2. verdicts: one call of each kind of problem for which a rule proposes another backend than PyTorch's, and what the
    timing of that call, which the library itself makes, decided on this card. The most valuable ones come first.
-3. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
-4. compiled: every kernel of the table, into Triton's cache on disk.
-5. rows: every call of the table is compared with PyTorch's own kernels on small integers, which must give equal
+3. host: microseconds that the processor takes to issue a short call, by PyTorch and by convgrad.
+4. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
+5. compiled: every kernel of the table, into Triton's cache on disk.
+6. rows: every call of the table is compared with PyTorch's own kernels on small integers, which must give equal
    results, and then timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately,
    behind a flushed cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the
    device says so, and the others go on in a new process.
-6. graphs: CUDA graphs and torch.compile.
-7. steps (only if named): training steps of torchvision's models, stock and after `accelerate_`, each in eager mode and
-   as a CUDA graph.
-8. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
+7. graphs: CUDA graphs and torch.compile.
+8. steps (only if named): training steps of whole models, stock and after `accelerate_`, each in eager mode, as a CUDA
+   graph and compiled.
+9. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
 What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
 against PyTorch; a row hardly longer than a few launches is not judged by bandwidth. The table is written to gpu.md
@@ -43,6 +44,7 @@ from gpu_calls import (
     compiled_agrees,
     conform,
     graph_replays,
+    host,
     measure,
     sanitize,
     short,
@@ -51,12 +53,26 @@ from gpu_calls import (
     verdicts,
     warm,
 )
-from gpu_problems import DTYPES, LAYOUTS, MODELS, NARROW, PROBLEMS, PROPOSED, SWEEP, TINY, WHAT, WIDE, layouts
+from gpu_problems import (
+    DTYPES,
+    HOST,
+    LAYOUTS,
+    MODELS,
+    MODES,
+    NARROW,
+    PROBLEMS,
+    PROPOSED,
+    SWEEP,
+    TINY,
+    WHAT,
+    WIDE,
+    layouts,
+)
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
 from convgrad.diagnostics import least_work
-from convgrad.engine.ab_timer import conditions
+from convgrad.engine.measure import conditions
 from convgrad.engine.registry import backends
 from convgrad.problem import ConvProblem
 
@@ -146,6 +162,15 @@ def decided(run: Run) -> None:
             run.save()
 
 
+def hosted(run: Run) -> None:
+    """How long the processor takes to issue a call."""
+    found = run.state.setdefault("host", {})
+    for text in HOST:
+        if "error" in found.get(text, {"error": ""}) and run.left > 5:
+            found[text] = run_once(host, text, run.args.device, 2 * run.args.row_seconds, limit=min(60.0, run.left))
+            print(text, found[text], flush=True)
+
+
 def compiled(run: Run) -> None:
     """Every kernel of the rows that are still to be measured, into the cache on disk."""
     args = run.args
@@ -192,10 +217,12 @@ def graphs(run: Run) -> None:
 def steps(run: Run) -> None:
     """Training steps of whole models."""
     args, found = run.args, run.state.setdefault("steps", {})
-    for name, layout, graph in product(MODELS, LAYOUTS, (False, True) if args.device == "cuda" else (False,)):
-        key = f"{name}, {layout}, {'CUDA graph' if graph else 'eager'}"
-        if "stock" not in found.get(key, {}) and run.left > 5:
-            asked = name, layout, graph, args.device, 2 if args.dry_run else 64
+    modes = MODES if args.device == "cuda" else MODES[:1]
+    for (name, batch), mode, layout in product(MODELS, modes, LAYOUTS):
+        key = f"{name} {batch}, {layout}, {mode}"
+        sequence = name == "mamba" and layout == "channels_last"  # it has no memory format
+        if "stock" not in found.get(key, {}) and run.left > 5 and not sequence:
+            asked = name, 2 if args.dry_run else batch, layout, mode, args.device
             found[key] = run_once(training_step, *asked, limit=min(90.0, run.left))
             print(key, found[key], flush=True)
             run.save()
@@ -231,8 +258,8 @@ def rows(run: Run) -> None:
 
 
 STAGES: dict[str, Callable[[Run], None]] = {
-    "card": card_of, "verdicts": decided, "conformance": conformance, "compiled": compiled, "rows": rows,
-    "graphs": graphs, "steps": steps, "sanitized": sanitized,
+    "card": card_of, "verdicts": decided, "host": hosted, "conformance": conformance, "compiled": compiled,
+    "rows": rows, "graphs": graphs, "steps": steps, "sanitized": sanitized,
 }  # fmt: skip
 
 
@@ -264,8 +291,9 @@ def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
     stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
-    calls = [*state.get("steps", {}).values(), *state.get("verdicts", {}).values()]
-    steps_failed = any("error" in call for call in calls)
+    steps_failed = any(
+        "error" in call for stage in ("steps", "verdicts", "host") for call in state.get(stage, {}).values()
+    )
     return bool(
         any(stages) or graphs_differ or steps_failed or state.get("stages") or any("error" in r for r in state["rows"])
     )

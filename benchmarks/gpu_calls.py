@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts
 from torch import Tensor
 
+from convgrad._compat import channels_last_of
 from convgrad.backends.base import Backend
 from convgrad.check import accepts
 from convgrad.diagnostics import Machine, limits_of
 from convgrad.engine import choose, plan_for, prepare
-from convgrad.engine.ab_timer import compare, empty_launch, second_call
+from convgrad.engine.measure import compare, empty_launch, second_call
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, ConvProblem, Outputs, Pass, Slot
 from convgrad.testing import check_backend
@@ -219,35 +220,44 @@ def sanitize(text: str, names: str, device: str) -> dict[str, Any]:
 # ---- steps -----------------------------------------------------------------------------------------
 
 
-def training_step(name: str, layout: str, graph: bool, device: str, batch: int) -> dict[str, Any]:
-    """A step of one of torchvision's models under autocast to bfloat16, stock and after `accelerate_`: seconds.
+def training_step(name: str, batch: int, layout: str, mode: str, device: str) -> dict[str, Any]:
+    """A step under autocast to bfloat16, stock and after `accelerate_`: seconds.
 
-    The images have 224 x 224 pixels. With ``graph`` the step is a CUDA graph, which takes no time of the processor.
+    Args:
+        name: of a function of `networks`, or of a model of torchvision for images of 224x224.
+        mode: one of `MODES`. A CUDA graph takes no time of the processor.
     """
-    import torchvision
+    import networks
 
     import convgrad
 
     torch.manual_seed(0)
-    net = getattr(torchvision.models, name)().to(device).train()
+    net, x = networks.__dict__[name](batch) if name in networks.__dict__ else _of_torchvision(name, batch)
+    net, x = net.to(device).train(), x.to(device)
     for module in net.modules():
         if type(module).__name__ in ("Dropout", "StochasticDepth"):
             module.p = 0.0  # both sides compute the same
-    x = torch.randn(batch, 3, 224, 224, device=device)
     if layout == "channels_last":
-        net, x = net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        memory_format = channels_last_of(x.dim() - 2)
+        net, x = net.to(memory_format=memory_format), x.contiguous(memory_format=memory_format)
     other = copy.deepcopy(net)
     report = convgrad.accelerate_(other, example_inputs=x)  # without them it replaces nothing on a GPU
     calls, losses = {}, {}
     for key, model in (("stock", net), ("ours", other)):
-        step = partial(_step, model, x)
+        step = partial(_step, torch.compile(model) if mode == "compiled" else model, x)
         losses[key] = step().item()
-        calls[key] = _captured(step) if graph else step
+        calls[key] = _captured(step) if mode == "CUDA graph" else step
     if not abs(losses["ours"] - losses["stock"]) < 0.02 * abs(losses["stock"]):
         return {"error": f"the losses are {losses}"}
     seen = compare(calls, "stock", device=device, seconds=1.5)
     return {"replaced": report.counts[0][0], "speed": str(seen.speedup("ours")),
             **{key: seen.seconds(key) for key in calls}}  # fmt: skip
+
+
+def _of_torchvision(name: str, batch: int) -> tuple[torch.nn.Module, Tensor]:
+    import torchvision
+
+    return getattr(torchvision.models, name)(), torch.randn(batch, 3, 224, 224)
 
 
 def _step(model: torch.nn.Module, x: Tensor) -> Tensor:
@@ -268,6 +278,37 @@ def _captured(step: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         step()
     return graph.replay
+
+
+# ---- host time -------------------------------------------------------------------------------------
+
+
+def host(text: str, device: str, seconds: float) -> dict[str, float | str]:
+    """Microseconds that the processor takes to issue a call, by PyTorch and by convgrad, without and with gradients."""
+    import convgrad
+
+    problem = ConvProblem.parse(text)
+    given = operands(problem, device, integers=False)
+    x, weight = given["input"].requires_grad_(), given["weight"].requires_grad_()
+    d, padding = problem.ndim, problem.padding[0][0]
+    functions = {"PyTorch": getattr(F, f"conv{d}d"), "convgrad": getattr(convgrad, f"conv{d}d")}
+
+    def forward(conv: Callable[..., Tensor]) -> None:
+        with torch.no_grad():
+            conv(x, weight, None, 1, padding, 1, problem.groups)
+
+    def step(conv: Callable[..., Tensor]) -> None:
+        conv(x, weight, None, 1, padding, 1, problem.groups).sum().backward()
+
+    found: dict[str, float | str] = {}
+    for what, call in (("forward", forward), ("step", step)):
+        for conv in functions.values():  # compiled, decided, and in the table of calls
+            for _ in range(5):
+                call(conv)
+        seen = compare({name: partial(call, conv) for name, conv in functions.items()}, "PyTorch", seconds=seconds)
+        found |= {f"{what}, {name}": 1e6 * seen.median(name) for name in functions}
+    found["by"] = "; ".join(step.backend.name for step in choose(problem, ("forward",), torch.device(device)))
+    return found
 
 
 # ---- graphs ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.standin_cuda import Driver, operand
 import convgrad
 from convgrad.backends.triton import TritonBackend, check
 from convgrad.backends.triton.entry import SIZE, SLOTS, entry
-from convgrad.engine.ab_timer import keep_memory
+from convgrad.engine.measure import keep_memory
 from convgrad.problem import OPERANDS, ConvProblem, Outputs, Pass
 
 PROBLEM = "g144ic144oc144mb32ih56kh3ph1"

@@ -79,12 +79,23 @@ g96ic96oc96mb64ih56kh7ph3n"convnext 56" float16 channels_last
 g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31" bfloat16
 g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31" channels_last
 """.strip().splitlines()
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WHAT = ("forward", "grad_input", "grad_weight", "backward")
 SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
 LAYOUTS = ("NCHW", "channels_last")
-#: Of torchvision, for `steps`.
-MODELS = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny")
+#: Whose host time is measured: kernels so short that a card waits for the processor.
+HOST = """
+g8ic8oc8mb1ih14kh3ph1n"depthwise"
+g8ic8oc8mb1iw256ow256kw4pw3n"sequence"
+mb1ic8ih14oc8kh3ph1n"dense"
+""".strip().splitlines()
+#: For `steps`, each with its batch: of torchvision, or of `networks`.
+MODELS = (
+    ("convnext_tiny", 64), ("mobilenet_v2", 64), ("mobilenet_v2", 256), ("mamba", 8), ("video_patches", 4096),
+    ("efficientnet_b0", 64),
+)  # fmt: skip
+#: How a step is run.
+MODES = ("eager", "CUDA graph", "compiled")
 
 
 def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:

@@ -156,6 +156,11 @@ def report(state: dict[str, Any]) -> str:
         for text, found in state.get("verdicts", {}).items()
         for outputs, said in found.items()
     ]
+    lines += [
+        f"- host time, {text}: "
+        + ", ".join(f"{what} {v:.1f} us" if isinstance(v, float) else f"{what} {v}" for what, v in found.items())
+        for text, found in state.get("host", {}).items()
+    ]
     for stage in ("conformance", "compiled", "sanitized"):
         found = state.get(stage)
         if found is None:

@@ -1,6 +1,6 @@
 """Networks that transformers does not define: those of medical images, video, sequences, and image translation.
 
-    cd benchmarks && convgrad bench steps networks:unet_2d networks:nnunet_3d --threads 2
+    cd benchmarks && python time_steps.py steps.csv networks:unet_2d networks:nnunet_3d --threads 2
 
 Each function returns a network with random weights and what it is called with.
 """
@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _UP = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -238,6 +239,30 @@ def tcn() -> tuple[nn.Module, Tensor]:
         ]
         layers.append(Residual(*same))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 4)), torch.randn(8, 8, 256)
+
+
+class _Mamba(nn.Module):
+    """A block of Mamba (arXiv:2312.00752) without its scan, which is no convolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+        self.conv = nn.Conv1d(2 * width, 2 * width, 4, padding=3, groups=2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:  # [N, L, C]
+        x, gate = self.into(x).mT.chunk(2, 1)
+        return self.out((F.silu(self.conv(x)[..., : x.shape[-1]]) * F.silu(gate)).mT)
+
+
+def mamba(batch: int = 8) -> tuple[nn.Module, Tensor]:
+    """Four blocks of Mamba of 768 channels, for sequences of 2048."""
+    return nn.Sequential(*(_Mamba(768) for _ in range(4))), torch.randn(batch, 2048, 768)
+
+
+def video_patches(batch: int = 4096) -> tuple[nn.Module, Tensor]:
+    """The embedding of patches of a video as Qwen2-VL has it: one patch is the whole input of its convolution."""
+    layer = nn.Conv3d(3, 1152, (2, 14, 14), stride=(2, 14, 14), bias=False)
+    return nn.Sequential(layer, nn.Flatten()), torch.randn(batch, 3, 2, 14, 14)
 
 
 def lenet() -> tuple[nn.Module, Tensor]:

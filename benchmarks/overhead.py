@@ -19,7 +19,7 @@ import torch.utils.benchmark
 from torch import Tensor
 
 import convgrad
-from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
+from convgrad.engine.measure import Comparison, compare, conditions, keep_memory
 
 Conv = Callable[..., Tensor]
 

@@ -23,7 +23,7 @@ from torch.func import grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
 import convgrad
-from convgrad.engine.ab_timer import compare, conditions, keep_memory
+from convgrad.engine.measure import compare, conditions, keep_memory
 from convgrad.problem import ConvProblem
 
 #: Batch, length, channels, taps.

@@ -18,7 +18,7 @@ import networks
 import torch
 
 import convgrad
-from convgrad.engine.ab_timer import compare, conditions, keep_memory
+from convgrad.engine.measure import compare, conditions, keep_memory
 
 NETWORKS = ("discriminator", "resnet20", "tcn", "lenet", "mobilenet_v2_small", "tower", "squeezenet", "diffusion")
 

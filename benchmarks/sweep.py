@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_rows import CONDITIONS, Results, conditions_here, deadline, prepare
 
 from convgrad._compat import channels_last_of, cpu_lacks
-from convgrad.cli.bench_results import CONDITIONS, Results, conditions_here, deadline, prepare
 from convgrad.engine import backends, get_backend, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.sizes import Dimension, fields_of, output_length

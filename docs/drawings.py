@@ -32,7 +32,7 @@ def picture(height: float, title: str, parts: list[str]) -> str:
 
 
 def steps(file: str) -> list[dict[str, str]]:
-    """Return the rows of a file of `convgrad bench steps`, on two threads."""
+    """Return the rows of a file of `benchmarks/time_steps.py`, on two threads."""
     with (RESULTS / file).open(encoding="utf-8", newline="") as lines:
         return [r for r in csv.DictReader(lines) if r["layout"] in LAYOUTS and r["threads"] == "2"]
 

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 import convgrad
 from convgrad.diagnostics import without_figures
-from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
+from convgrad.engine.measure import Comparison, compare, conditions, keep_memory
 
 WARM_UP = 5  # steps that are not timed: they allocate and plan
 CHECK_EVERY = 16  # steps
@@ -280,7 +280,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    keep_memory()  # for both: see convgrad.engine.ab_timer
+    keep_memory()  # for both: see convgrad.engine.measure
     start = time.perf_counter()
     data = Digits.load()
     console.print(

@@ -13,7 +13,7 @@ from convgrad._compat import anything_compiled
 from convgrad.backends.native_norm import LEAST_NORM
 from convgrad.check import process_state
 from convgrad.engine import backends, request, rules, set_default_backend, unregister
-from convgrad.engine.ab_timer import compare
+from convgrad.engine.measure import compare
 from convgrad.models import trial
 
 #: A Unix socket's address has 108 characters at most; only pytest's own folders may be deeper.

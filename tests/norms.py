@@ -14,11 +14,11 @@ NEEDS_KERNELS = pytest.mark.skipif(library.load() is None, reason=library.why_ab
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, name: str, note: Callable[..., None]) -> None:
-    """Have ``note`` called with the arguments of each call of a function of `convgrad.nn.batch_norm`."""
-    function = getattr(convgrad.nn.batch_norm, name)
+    """Have ``note`` called with the arguments of each call of a function of `convgrad.nn.normalization`."""
+    function = getattr(convgrad.nn.normalization, name)
 
     def watched(*args: Any) -> Any:
         note(*args)
         return function(*args)
 
-    monkeypatch.setattr(convgrad.nn.batch_norm, name, watched)
+    monkeypatch.setattr(convgrad.nn.normalization, name, watched)

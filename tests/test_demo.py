@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from convgrad.engine.ab_timer import Comparison
+from convgrad.engine.measure import Comparison
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ A ```pycon block is compared with what it prints. Other languages (sh, text) are
 """
 
 import ast
-import csv
 import doctest
 import importlib
 import re
@@ -14,10 +13,8 @@ import subprocess
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import product
 from pathlib import Path
 from runpy import run_path
-from statistics import geometric_mean
 from threading import Thread
 
 import pytest
@@ -104,77 +101,14 @@ def test_links_lead_somewhere(page):
             assert page.parent.name != "docs" or not outside, f"{link} is no page of `make docs`"
 
 
-RESULTS = ROOT / "benchmarks" / "results"
-LAYOUTS = ("contiguous", "channels_last")
+def test_the_speeds_on_the_pages_are_those_of_the_files_that_their_rows_name(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import figures  # pyright: ignore[reportMissingImports]
 
-
-def results(name: str) -> list[dict[str, str]]:
-    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def steps_of(page: str, file: str) -> list[tuple[dict[str, list[dict[str, str]]], list[str]]]:
-    """Return each row of a page's table of steps: the file's rows by model, and the table's cells."""
-    found = re.findall(rf"^\| .*{file} \| (.*) \|$", (ROOT / page).read_text(), re.MULTILINE)
-    rows = [(results(name), cells.split("|")) for name, cells in found]
-    return [({r["model"]: [s for s in file if s["model"] == r["model"]] for r in file}, cells) for file, cells in rows]
-
-
-def test_the_speeds_of_steps_are_those_of_the_file_that_their_row_names():
-    rows = steps_of("docs/performance.md", "`(steps-.*)`")
-    assert len(rows) > 5
-    models = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny", "resnet50", "regnet_y")
-    for file, cells in rows:
-        for model, cell in zip(models, cells, strict=False):
-            speeds = {r["layout"]: float(r["speed"] or 0) for r in file.get(model, ())}
-            for layout, speed in zip(LAYOUTS, cell.split("/"), strict=False):
-                if speed.strip():
-                    assert float(speed.strip().rstrip("x")) == pytest.approx(speeds[layout], abs=0.0051), (model, cell)
-
-
-def test_readme_compares_the_best_of_pytorch_with_the_best_of_convgrad():
-    rows = steps_of("README.md", r"\[.*\]\(.*/(steps-.*)\)")
-    assert len(rows) == 4
-    for file, cells in rows:
-        for model, cell in zip(("mobilenet_v2", "efficientnet_b0", "convnext_tiny", "resnet50"), cells, strict=True):
-            layouts = {r["layout"]: r for r in file[model] if r["layout"] in LAYOUTS}
-            best = {
-                side: min(float(r[side]) / int(r["batch"]) for r in layouts.values())
-                for side in ("stock_ms", "ours_ms")
-            }
-            expected = [best["stock_ms"] / best["ours_ms"], float(layouts["contiguous"]["speed"])]
-            assert [float(n) for n in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, abs=0.0051), (model, cell)
-
-
-def test_the_speeds_of_networks_are_those_of_their_file():
-    measured = {
-        (r["model"].removeprefix("networks:"), r["threads"], r["layout"]): float(r["speed"])
-        for r in results("networks-zen4.csv")
-    }
-    text = (ROOT / "docs" / "kernels.md").read_text()
-    rows = re.findall(r"^\| `(\w+)`: [^|]*\|([^|]*)\|([^|]*)\|$", text, re.MULTILINE)
-    assert {name for name, *_ in rows} == {name for name, *_ in measured}
-    for name, *cells in rows:
-        for threads, cell in zip("21", cells, strict=True):
-            expected = [measured[key] for layout in LAYOUTS if (key := (name, threads, layout)) in measured]
-            assert [float(n) for n in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, abs=0.0051), name
-
-
-def test_the_speeds_of_layers_are_those_of_the_file_that_their_row_names():
-    text, slow = (ROOT / "docs" / "performance.md").read_text(), []
-    for who, part in zip(("measured", "rules"), text.split("**By the rules alone:**"), strict=True):
-        rows = re.findall(r"^\| .*`(layers-.*)` \| (\d+) \| (.*) \|$", part, re.MULTILINE)
-        assert len(rows) > 5
-        for name, count, cells in rows:
-            timed = [row for row in results(name) if row["measured_speed"]]
-            assert len(timed) == int(count), name
-            slow += [row["problem"] for row in timed if who == "measured" and float(row["measured_high"]) < 0.97]
-            for (layout, output), cell in zip(product(LAYOUTS, ("forward", "backward")), cells.split("|"), strict=True):
-                speeds = [float(r[f"{who}_speed"]) for r in timed if (r["layout"], r["output"]) == (layout, output)]
-                mean, worst = map(float, cell.split("/"))
-                assert mean == pytest.approx(geometric_mean(speeds), abs=0.0051), (name, who, layout, output)
-                assert worst == pytest.approx(min(speeds), abs=0.0051), (name, who, layout, output)
-    assert not slow, slow  # as the page says
+    for path, text in figures.pages():
+        assert path.read_text(encoding="utf-8") == text, "run python benchmarks/figures.py"
+    layers = [row for path in figures.RESULTS.glob("layers-*.csv") for row in figures.results(path.name)]
+    assert not [row for row in layers if row["measured_speed"] and float(row["measured_high"]) < 0.97]  # as they say
 
 
 def test_the_reference_has_every_public_name_and_each_is_described():
@@ -263,7 +197,7 @@ def test_no_room_imports_a_private_name_of_another():
 
 
 #: Modules of a room that others import by name: a tool that nothing on the way of a call needs, and rooms inside rooms.
-OPEN = ("engine.ab_timer", "diagnostics.aten_rules", "backends.aten_direct", "backends.aten_libraries")
+OPEN = ("engine.measure", "diagnostics.aten_rules", "backends.aten_libraries")
 
 
 def test_a_room_is_imported_through_its_face():

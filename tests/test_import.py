@@ -46,7 +46,7 @@ def test_import_is_quiet_and_quick_and_loads_nothing_that_does_not_compute():
     assert once["seconds"] < 1
 
 
-@pytest.mark.parametrize("module", ["convgrad.engine.ab_timer", "convgrad.problem"])
+@pytest.mark.parametrize("module", ["convgrad.engine.measure", "convgrad.problem"])
 def test_a_part_can_be_imported_alone(module):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
 

@@ -23,9 +23,9 @@ the call's flags, more slowly.
 from __future__ import annotations
 
 import inspect
+import re
 from ast import literal_eval
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,7 @@ from torch import Tensor
 
 from . import functional
 from .backends import Backend
-from .backends.aten_direct import AtenDirect
-from .backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
+from .backends.aten_libraries import AtenCudnnBackend, AtenLibrary, AtenMiopenBackend, Flags
 from .engine import backends, get_backend, register, use_backend
 from .errors import BackendError, ShapeError
 from .problem import ConvProblem
@@ -124,12 +123,10 @@ _GRADIENTS = {
 }
 #: By the first word of a name: the library, its backend with the flags of a call, and which flags its functions take.
 _LIBRARIES: dict[str, tuple[str, Callable[[Flags], Backend], tuple[str, ...]]] = {
-    "cudnn": ("cuDNN", AtenCudnnBackend, Flags._fields),
-    "convolution": ("cuDNN", AtenCudnnBackend, Flags._fields),
+    **dict.fromkeys(("cudnn", "convolution"), ("cuDNN", AtenCudnnBackend, Flags._fields)),
     "miopen": ("MIOpen", AtenMiopenBackend, Flags._fields[:2]),
     "mkldnn": ("oneDNN", lambda _: get_backend("aten:mkldnn"), ()),
-    "thnn": ("PyTorch's own kernel", lambda _: get_backend("aten:native"), ()),
-    "slow": ("PyTorch's own kernel", lambda _: get_backend("aten:native"), ()),
+    **dict.fromkeys(("thnn", "slow"), ("PyTorch's own kernel", lambda _: get_backend("aten:native"), ())),
 }
 Ints = int | Sequence[int]
 _ANNOTATIONS: dict[str, Any] = {
@@ -137,11 +134,8 @@ _ANNOTATIONS: dict[str, Any] = {
     **dict.fromkeys(("self_size", "input_size", "weight_size"), Sequence[int]),
     **dict.fromkeys(Flags._fields, bool | None),
     **dict.fromkeys(("bias", "fgrad_input"), Tensor | None),
-    "finput": Tensor | Sequence[bool] | None,
-    "groups": int,
-    "bias_defined": bool,
-    "output_mask": Sequence[bool],
-}
+    "finput": Tensor | Sequence[bool] | None, "groups": int, "bias_defined": bool, "output_mask": Sequence[bool],
+}  # fmt: skip
 
 
 def _function(name: str, arguments: str) -> Callable[..., Any]:
@@ -160,12 +154,21 @@ def _function(name: str, arguments: str) -> Callable[..., Any]:
         bound.apply_defaults()
         given = {n.replace("self", "input"): value for n, value in bound.arguments.items()}
         flags = [given.pop(flag, None) for flag in Flags._fields]
+        operands = [given[operand] for operand in ("input", "grad_output", "weight") if operand in given]
+        for t in operands:
+            if not isinstance(t, Tensor):
+                raise TypeError(f"convgrad.direct.{name}: expected a Tensor, but got {type(t).__name__}")
         backend = backend_of(Flags(*[None if flag is None else bool(flag) for flag in flags]))
-        with _forced(name, backend, _device(name, given)):
+        forced, device = f"convgrad.direct.{name} is forced onto {backend.summary}", operands[0].device
+        if absent := backend.absent(device) if isinstance(backend, AtenLibrary) else []:
+            raise BackendError(f"{forced}, which is not here: {'; '.join(absent)}. {_here(device)}")
+        if backends().get(backend.name) is None:
+            register(backend)  # a set of flags that was not used before
+        with use_backend(backend.name):  # and in every backward of what is computed in this block
             try:
                 return _computed(name, given)
             except BackendError as error:
-                raise BackendError(f"convgrad.direct.{name} is forced onto {backend.summary}: {error}") from None
+                raise BackendError(f"{forced}: {error}") from None
 
     made: Any = function
     made.__name__ = made.__qualname__ = name
@@ -181,44 +184,23 @@ def _function(name: str, arguments: str) -> Callable[..., Any]:
 
 def _signature(arguments: str, flags: tuple[str, ...]) -> inspect.Signature:
     """Return what a row says of arguments; annotations follow from their names."""
-    words = " ".join(_SHORT.get(word, word) for word in arguments.split())
-    kind, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
-    for word in words.replace("FLAGS", " ".join(f"{flag}=None" for flag in flags)).split():
-        if word == "*":
-            kind = inspect.Parameter.KEYWORD_ONLY
-            continue
-        name, _, default = word.partition("=")
-        value = literal_eval(default) if default else inspect.Parameter.empty
-        parameters.append(inspect.Parameter(name, kind, default=value, annotation=_ANNOTATIONS.get(name, Ints)))
+    words = " ".join(_SHORT.get(word, word) for word in arguments.split()).replace("FLAGS", "=None ".join((*flags, "")))
+    positional, _, by_name = words.partition("*")
+    kinds = {inspect.Parameter.POSITIONAL_OR_KEYWORD: positional, inspect.Parameter.KEYWORD_ONLY: by_name}
+    parameters = [
+        inspect.Parameter(name, kind, default=literal_eval(value) if value else inspect.Parameter.empty,
+                          annotation=_ANNOTATIONS.get(name, Ints))
+        for kind, told in kinds.items() for name, _, value in (word.partition("=") for word in told.split())
+    ]  # fmt: skip
     return inspect.Signature(parameters)
 
 
-def _device(function: str, given: dict[str, Any]) -> torch.device:
-    operands = [given[name] for name in ("input", "grad_output", "weight") if name in given]
-    for t in operands:
-        if not isinstance(t, Tensor):
-            raise TypeError(f"convgrad.direct.{function}: expected a Tensor, but got {type(t).__name__}")
-    return operands[0].device
-
-
-@contextmanager
-def _forced(function: str, backend: Backend, device: torch.device) -> Generator[None, None, None]:
-    """Compute on one backend in this block, and in every backward of what was computed here."""
-    absent = backend.absent(device) if isinstance(backend, AtenDirect) else []
-    if absent:
-        raise BackendError(_refusal(function, backend, absent, device))
-    if backends().get(backend.name) is None:
-        register(backend)  # a set of flags that was not used before
-    with use_backend(backend.name):
-        yield
-
-
-def _refusal(function: str, backend: Backend, absent: list[str], device: torch.device) -> str:
+def _here(device: torch.device) -> str:
+    """Return which direct names and which backends compute on a device."""
     names = {"cpu": "thnn_conv2d, slow_conv2d and mkldnn_convolution run", "cuda": "thnn_conv2d and slow_conv2d run"}
     small = ConvProblem.parse("ic1iw3oc1kw3")
     able = [n for n, b in backends().items() if "[" not in n and not b.reasons_against(small, ("forward",), device)]
     return (
-        f"convgrad.direct.{function} is forced onto {backend.summary}, which is not here: {'; '.join(absent)}. "
         f"Of the direct names {names.get(device.type, 'none runs')} on {device.type}; convgrad.convolution and "
         f"convgrad.convolution_backward compute the same with the best of the backends here: {', '.join(able)}"
     )
@@ -240,8 +222,10 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     transposed, last, defined = "transpose" in name, name.rpartition("_")[2], given.pop("bias_defined", False)
     if last == "backward":
         return _gradients(**given, transposed=transposed)
+    if last == "input" and transposed:
+        return _transposed_grad_input(name, **given)
     if last == "input":
-        return _transposed_grad_input(name, **given) if transposed else functional.grad_input(**given)
+        return functional.grad_input(**given)
     if last == "weight" and transposed:
         return functional.grad_weight(given.pop("grad_output"), grad_output=given.pop("input"), **given)
     if last == "weight":
@@ -299,9 +283,7 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
     return (output, output.new_empty(0), output.new_empty(0)) if name.endswith("_forward") else output
 
 
-_FUNCTIONS = {
-    name: _function(name, row) for name, row in (line.split(maxsplit=1) for line in _TABLE.split("\n") if line)
-}
+_FUNCTIONS = {name: _function(name, row) for name, row in re.findall(r"^(\w+) +(.+)$", _TABLE, re.MULTILINE)}
 globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -13,7 +13,7 @@ It also takes a forward function, as `convgrad.register` does, and a convolution
 from __future__ import annotations
 
 from .check import CheckReport, CheckResult, check_backend, check_problem, default_problems, outputs_of, problems
-from .engine.ab_timer import compare, conditions, keep_memory
+from .engine.measure import compare, conditions, keep_memory
 
 __all__ = ["CheckReport", "CheckResult", "check_backend", "check_problem", "compare", "conditions",
            "default_problems", "keep_memory", "outputs_of", "problems"]  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convgrad.backends import columns, im2col
+from convgrad.backends import im2col
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check.memory_guards import PeakMemory
@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 def test_any_problem_in_pieces_of_any_size(problem: ConvProblem, max_bytes: int) -> None:
     slots = integer_operands(problem, PASSES, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "MAX_BYTES", max_bytes)
+        patch.setattr(im2col, "MAX_BYTES", max_bytes)
         for pass_ in PASSES:
             a, b = (slots[s] for s in OPERANDS[pass_])
             size = BACKEND.workspace(problem, (pass_,))
@@ -41,9 +41,9 @@ def test_pieces_cover_the_output_once() -> None:
     p = ConvProblem.parse("mb5ic2ih7iw6oc3kh3kw3")
     for positions in (1, 3, 4, 8, 20, 45, 10**6):
         seen = torch.zeros(p.batch, *p.output_size)
-        for piece in columns.pieces(p, positions):
-            seen[(piece.images, *piece.box)] += 1
-            assert math.prod(piece.shape) <= positions
+        for piece in im2col.pieces(p, im2col.piece_shape(p, positions)):
+            seen[piece] += 1
+            assert math.prod(s.stop - s.start for s in piece) <= positions
         assert torch.equal(seen, torch.ones_like(seen))
 
 
@@ -95,7 +95,7 @@ def test_buffers_that_do_not_fit_are_refused() -> None:
 )
 def test_memory_stays_under_the_bound(text: str, pass_: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     p = ConvProblem.parse(text)
-    monkeypatch.setattr(columns, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(im2col, "MAX_BYTES", 2**20)
     item = im2col.accumulate_dtype(p.dtype).itemsize
     declared = BACKEND.workspace(p, (pass_,))
     beside = math.prod(p.weight_shape)

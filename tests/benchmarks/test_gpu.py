@@ -46,20 +46,21 @@ def test_a_dry_run_and_its_continuation(tmp_path: Path) -> None:
     assert "torch" in said[0]
     assert "triton" in said[0]
     state = json.loads((tmp_path / "gpu-state.json").read_text())
-    assert len(state["rows"]) == state["wanted"] == 8
+    assert len(state["rows"]) == state["wanted"] == 12
     assert all({"ours NCHW", "ours channels_last"} <= row["times"].keys() for row in state["rows"])
     assert not any("error" in row for row in state["rows"])
-    assert state["compiled"]["done"] == state["compiled"]["of"] == 2
+    assert state["compiled"]["done"] == state["compiled"]["of"] == 3
     text = (tmp_path / "gpu.md").read_text()
     assert "no figure here says anything about a GPU" in text
     assert "31x31 forward over nn.Conv2d, worst, at least 14x: not measured" in text
+    assert text.count("- host time") == len(gpu_problems.HOST)
     del state["rows"][0]
     (tmp_path / "gpu-state.json").write_text(json.dumps(state))
     again = dry_run(tmp_path, "--only", "mamba", "--seconds", "120")
-    assert "7 rows are there already" in again
+    assert "11 rows are there already" in again
     rows = json.loads((tmp_path / "gpu-state.json").read_text())["rows"]
-    assert rows[:7] == state["rows"]
-    assert len(rows) == 8
+    assert rows[:11] == state["rows"]
+    assert len(rows) == 12
 
 
 def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     models = SimpleNamespace(mobilenet_v2=tiny)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=models))
-    found = gpu_calls.training_step("mobilenet_v2", "channels_last", False, "cpu", 2)
+    found = gpu_calls.training_step("mobilenet_v2", 2, "channels_last", "eager", "cpu")
     assert found["replaced"] == 1
     assert given[0].shape == (2, 3, 224, 224)  # without it nothing is replaced on a GPU
     assert min(found["stock"], found["ours"]) > 0
@@ -122,9 +123,9 @@ def test_which_backends_have_rows() -> None:
     assert large == {"replknet 32 k31", "replknet 7 k13"}
     assert len({p.name for p, backend in gpu.table(given) if backend == "triton"}) == len(gpu_problems.PROBLEMS) - 2
     given.backend, given.only = "triton:banded", "k13,k31"
-    assert [backend for _, backend in gpu.table(given)] == ["triton:banded"] * 4
+    assert [backend for _, backend in gpu.table(given)] == ["triton:banded"] * 6
     given.backend, given.only = "triton", "k13,k31"  # whose rows then say why there are none
-    assert [backend for _, backend in gpu.table(given)] == ["triton"] * 4
+    assert [backend for _, backend in gpu.table(given)] == ["triton"] * 6
 
 
 def test_a_sequence_is_measured_in_both_layouts() -> None:

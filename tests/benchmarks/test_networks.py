@@ -1,4 +1,4 @@
-"""The networks that `convgrad bench steps` can be given: that each computes what it is called with."""
+"""The networks that `time_steps.py` can be given: that each computes what it is called with."""
 
 from __future__ import annotations
 

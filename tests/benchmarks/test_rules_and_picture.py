@@ -19,13 +19,15 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import derive  # noqa: E402
 import draw  # noqa: E402
+import result_rows  # noqa: E402
 import sweep  # noqa: E402
+import time_layers  # noqa: E402
+import time_steps  # noqa: E402
 
-from convgrad.cli import bench_layers, bench_results, bench_steps  # noqa: E402
 from convgrad.engine import backends, costs, measurements, rules  # noqa: E402
 from convgrad.problem import PASSES, ConvProblem  # noqa: E402
 
-CONDITIONS = dict(zip(bench_results.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
+CONDITIONS = dict(zip(result_rows.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
 
 
 def written(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
@@ -195,8 +197,8 @@ def results(folder: Path) -> list[str]:
     step = {"model": "one", "layout": "channels_last", "replaced": 3, "speed": 1.5, "low": 1.25, "high": 2} | CONDITIONS
     steps = [step, step | {"speed": "", "note": "wrong"}, step | {"threads": 8, "speed": 9}]
     return [
-        written(folder / "layers.csv", bench_layers.COLUMNS, layers),
-        written(folder / "steps.csv", bench_steps.COLUMNS, steps),
+        written(folder / "layers.csv", time_layers.COLUMNS, layers),
+        written(folder / "steps.csv", time_steps.COLUMNS, steps),
     ]
 
 

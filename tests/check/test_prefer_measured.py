@@ -12,7 +12,7 @@ from torch import Tensor
 import convgrad
 from convgrad import ConvProblem
 from convgrad.engine import choose, measure_now, measurements, register, unregister
-from convgrad.engine.measurements import SETTLED
+from convgrad.engine.measure.measurements import SETTLED
 
 from .functions import WIDE, accepts, forward
 from .test_choice import DEPTHWISE

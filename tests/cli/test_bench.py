@@ -86,12 +86,8 @@ def test_a_problem_for_which_there_is_no_memory_does_not_end_the_others(capsys, 
     assert small["speed"] > 0
 
 
-def untimed(problem: ConvProblem, output: str, backend: str, *_: object) -> dict:
-    return {**bench._UNTIMED, "problem": str(problem), "output": output, "backend": backend}
-
-
 def test_all_backends_and_one_of_them_are_all(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(bench, "_line", untimed)
+    monkeypatch.setattr(bench, "_timed", lambda *_: {})
     tables = []
     for more in ([], ["-b", "im2col"]):
         assert run(["bench", SMALL, "-o", "forward", "-b", "all", *more, "--return-memory"]) == 1  # nothing is timed
@@ -101,7 +97,7 @@ def test_all_backends_and_one_of_them_are_all(capsys, monkeypatch) -> None:
 
 
 def test_a_files_directions_say_what_is_timed_unless_the_command_does(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(bench, "_line", untimed)
+    monkeypatch.setattr(bench, "_timed", lambda *_: {})
     shapes = tmp_path / "shapes"
     shapes.write_text(
         f"--dir=BWD_W {SMALL}\n--dir=FWD_B,BWD_D\nic2iw9oc2kw3\nic2iw8oc2kw3 transposed\n--reset ic2iw7oc2kw3\n"
@@ -140,11 +136,9 @@ def test_reasons_stand_in_the_table(capsys) -> None:
         ["mb0ic1iw3oc1kw1"],
         [SMALL, "--csv", "."],
         [SMALL, "-b", "nosuch"],
+        [SMALL, "--input", "1x3x9x9"],
         ["layers", "nosuch"],
-        ["layers", "--seconds", "0"],
-        ["layers", "--minutes", "-1"],
-        ["layers", "--csv", "no/such/folder/x.csv"],
-        ["layers", "--layout", "auto"],
+        ["steps"],
         ["steps", "nosuch"],
         ["steps", "--seconds", "nan"],
     ],

@@ -71,8 +71,8 @@ def test_info_is_a_screen(capsys) -> None:
 def test_info_says_why_nothing_can_be_stored(capsys, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr("convgrad.engine.store._failed", {})
-    monkeypatch.setattr("convgrad.engine.store._warned", False)
+    monkeypatch.setattr("convgrad.engine.measure.store._failed", {})
+    monkeypatch.setattr("convgrad.engine.measure.store._warned", False)
     status, printed, error = call(capsys, "info")
     assert (status, error) == (0, "")
     assert "below; cannot be written (" in " ".join(printed.split())
@@ -234,7 +234,7 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "convnet"), "neither a problem nor a model"),
         (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
         (("explain",), "(hint: see convgrad explain --help)"),
-        (("bench", "layers", "--thread", "1"), "(hint: see convgrad bench layers --help)"),
+        (("bench", "steps", "--thread", "1"), "(hint: see convgrad bench steps --help)"),
         (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
         (("check", SMALL, "--device", "xla"), "cannot run on 'xla'"),
         (("check", "no/such/file"), "there is no file"),

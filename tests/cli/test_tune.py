@@ -20,8 +20,9 @@ from tests.engine.measuring import deterministic, fresh
 from convgrad import engine
 from convgrad.cli.app import run
 from convgrad.cli.tune import jobs_of
-from convgrad.engine import cache, choose, measurements, measurer, store
-from convgrad.engine.environment import environment
+from convgrad.engine import cache, choose, measurements, store
+from convgrad.engine.measure import measurer
+from convgrad.engine.measure.environment import environment
 from convgrad.problem import ConvProblem
 
 SMALL, OTHER = "g8mb2ic8ih12oc8oh12kh3sh1ph1dh0", "g1mb2ic8ih12oc4oh12kh1sh1ph0dh0"
@@ -256,7 +257,7 @@ def test_what_another_process_measures_meanwhile_is_not_measured_again(monkeypat
     def another(problem, outputs, device, force):
         asked.append(outputs)
         for job in jobs * 3:
-            measurements.add(*job, device, measurements.Measurement({"aten": [1.0]}))
+            measurements.add(*job, device, measurements.Measurement({"aten": (1.0,)}))
 
     monkeypatch.setattr(engine, "measure_now", another)
     assert run(["tune", SMALL]) == 0

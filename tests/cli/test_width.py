@@ -46,7 +46,7 @@ def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("explain", "convnet"),
         ("check", "no/such/file"),
         *((command, "--help") for command in ("info", "explain", "check", "bench", "tune", "run", "report", "names")),
-        *(("bench", command, "--help") for command in ("problems", "layers", "steps")),
+        *(("bench", command, "--help") for command in ("problems", "steps")),
         ("--help",),
     ],
     ids=" ".join,

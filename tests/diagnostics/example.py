@@ -8,7 +8,7 @@ from convgrad.diagnostics import Limits, Moment
 from convgrad.problem import ConvProblem
 from convgrad.report import Call, Cost, Profile, Variant
 
-LIMITS = {"bytes_per_second": 2e10, "flops_per_second": 1e11, "dtype": "float32", "source": "made up"}
+LIMITS = Limits(2e10, 1e11, "float32", "made up")
 
 
 def row(problem: str, output: str, backend: str, part: float, *layers: str, calls: int = 1) -> Call:
@@ -19,7 +19,7 @@ def row(problem: str, output: str, backend: str, part: float, *layers: str, call
         str(p), output, backend, reason="by rule: <slow> & wide", milliseconds=milliseconds, calls=calls,
         total=calls * milliseconds, layers=layers, pytorch=2 * milliseconds,
     )  # fmt: skip
-    return seen.against(Limits(**LIMITS)).normal()
+    return seen.against(LIMITS)
 
 
 def example(layers: int = 14) -> Profile:

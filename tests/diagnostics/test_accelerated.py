@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.diagnostics import ModelExplanation
-from convgrad.diagnostics.step import _layers
+from convgrad.diagnostics import ModelExplanation, layer_ranges
 from convgrad.engine import Event, observing, register
+from convgrad.models import Usage, observe_aten
 from convgrad.problem import ConvProblem
 from tests.check.broken import around
 from tests.norms import NEEDS_KERNELS
@@ -136,9 +136,11 @@ def test_a_profile_names_the_layer_of_a_problem_with_padding() -> None:
     model = Pads("function")
     convgrad.accelerate_(model, only_gains=False)
     x = torch.randn(2, 8, 16, 16)
-    ((problem, names),) = _layers(model, lambda: model(x)).items()
-    assert names == ["conv"]
-    assert "ph0:1" in str(problem)
+    with layer_ranges(), observe_aten(), Usage() as usage:
+        model(x)
+    (row,) = usage.rows
+    assert row.layers == ("conv",)
+    assert "ph0:1" in row.problem
 
 
 def test_another_machine_reads_the_padded_input() -> None:

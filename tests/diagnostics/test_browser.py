@@ -168,12 +168,12 @@ def test_rows_have_one_line_and_are_sorted_filtered_and_opened(browser: Any, pag
     heights = "return [...document.querySelectorAll('tr[data-row]:not([hidden])')].map(e => e.offsetHeight)"
     assert max(browser.execute_script(heights)) < (66 if width < 500 else 40)
     box = browser.find_element(By.ID, "filter")
-    box.send_keys("depthwise 7\N{MULTIPLICATION SIGN}7")
+    box.send_keys("depthwise 7x7")
     found = rows(browser)
     assert 0 < len(found) < 14
     assert browser.find_element(By.ID, "found").text.startswith(f"{len(found)} of 28 rows, ")
     browser.find_element(By.CSS_SELECTOR, f'tr[data-row="{found[0]}"]').click()
-    detail = browser.find_element(By.CLASS_NAME, "detail").text
+    detail = browser.find_element(By.ID, "tip").text
     assert "by rule: <slow> & wide" in detail
     assert "g32mb4" in detail
     box.clear()

@@ -457,12 +457,12 @@ def test_asking_for_a_backend_by_what_is_no_name_lists_the_names(name: Any, word
 
 def test_a_rule_is_not_held_against_a_measurement(monkeypatch) -> None:
     """Where the measurement beside it says otherwise."""
-    monkeypatch.setattr("convgrad.engine.ab_timer.Comparison.median", lambda seen, name: len(name))
+    monkeypatch.setattr("convgrad.engine.measure.Comparison.median", lambda seen, name: len(name))
     chosen = [r for r in explain_problem(P, "forward", measure=True).rows if r.chosen]
     assert [(r.backend, r.reasons) for r in chosen] == [
         ("native", ("by rule; in this measurement aten took less time",))
     ]
-    monkeypatch.setattr("convgrad.engine.ab_timer.Comparison.median", lambda seen, name: 1.0)
+    monkeypatch.setattr("convgrad.engine.measure.Comparison.median", lambda seen, name: 1.0)
     (row,) = (r for r in explain_problem(P, "forward", measure=True).rows if r.chosen)
     assert row.reasons[0].startswith("by rule: on depthwise problems")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.diagnostics import Limits
+from convgrad.diagnostics import Limits, layer_ranges
 from convgrad.diagnostics.files import read_table
 from convgrad.engine import Event
 from convgrad.models import Usage, observe_aten
@@ -29,12 +29,13 @@ def compute() -> None:
 def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
     known = Limits(1e10, 1e11, "float32", "made up")
     monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: known)
-    with observe_aten(), Usage() as usage:
+    with layer_ranges(), observe_aten(), Usage() as usage:
         compute()
     path = tmp_path / "kernels.csv"
     path.write_text(usage.to_csv())
     rows = read_table(path)
     assert {(r.problem, r.outputs, r.calls) for r in rows} == {(r.problem, r.outputs, 2) for r in usage.rows}
+    assert {r.layers for r in rows} == {r.layers for r in usage.rows} == {("Conv2d",), ("ConvTranspose2d",)}
     assert sum(r.total for r in rows) == pytest.approx(usage.seconds * 1e3, rel=0.05, abs=0.03)
     assert all(r.of_limit is not None and r.least is None for r in rows)
     shown = {r.shown for r in rows}

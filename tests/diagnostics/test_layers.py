@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import convgrad
 from convgrad.diagnostics import current_layer, layer_ranges, without_figures
-from convgrad.models import Usage, run_script
+from convgrad.models import Usage, accelerating, run_script
 
 
 class Net(nn.Module):
@@ -127,7 +127,7 @@ def test_a_script_names_its_layers_and_writes_its_third_step(tmp_path, steps):
     assert run_script(script, [str(steps)], usage=usage, out=out, measure=False, trace=target) == 0
     assert {row.layers for row in usage.rows} == {("0",), ("1.0",), ("1.1", "1.2")}
     assert "1.1 +1" in out.getvalue()
-    timeline = usage.timeline([row.normal() for row in usage.rows])
+    timeline = usage.timeline(usage.rows)
     assert len(timeline) == sum(row.calls for row in usage.rows) / steps
     assert timeline[0][1] == 0 <= timeline[-1][1]
     if steps < 3:
@@ -145,10 +145,11 @@ def test_a_normalization_is_computed_with_its_activation_all_the_same() -> None:
     net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
     convgrad.accelerate_(net)
     x = torch.randn(8, 3, 128, 128)
-    with layer_ranges():
-        for _ in range(2):
-            y = net(x)
-    assert y.grad_fn.activation == "relu"
+    for block in (layer_ranges, accelerating):
+        with block():
+            for _ in range(2):
+                y = net(x)
+        assert y.grad_fn.activation == "relu"
 
 
 def test_an_estimate_of_one_problem_is_no_reason_of_its_own() -> None:

@@ -12,31 +12,37 @@ from torch import nn
 pytest.importorskip("matplotlib", reason="the extra [report] brings matplotlib")
 
 import convgrad
-from convgrad.diagnostics import Limits, Point, draw_roofline, explain, svg
+from convgrad.diagnostics import Call, Limits, by_pytorch, draw_roofline, explain, svg
 
 LIMITS = Limits(2e10, 1e11, "float32", "made up")
 P = "g8mb2ic8ih9oc8kh3ph1"
 
 
+def call(milliseconds: float = 0.0, backend: str = "native", problem: str = P) -> Call:
+    return Call(problem, "forward", backend, milliseconds=milliseconds, total=milliseconds)
+
+
 def test_points_stand_at_what_they_reached_and_below_the_roof() -> None:
-    points = [Point("a", 400, 100, 1e-8), Point("b", 100, 200, ours=False), Point("", 0, 5, 1.0)]
-    (axes,) = draw_roofline(points, [LIMITS]).axes
+    flops, moved = call().work
+    calls = [call(1e-3), call(0.0, "aten Mkldnn"), call(1.0, problem="mb0ic1ih3oc1kh3")]
+    (axes,) = draw_roofline(calls, [LIMITS]).axes
     placed = [tuple(c.get_offsets()[0]) for c in axes.collections if len(c.get_offsets())]  # pyright: ignore
-    assert placed == [(4.0, pytest.approx(40.0)), (0.5, pytest.approx(10.0))]  # the other one at the roof
-    roof = axes.lines[0].get_xydata()
-    assert [tuple(p) for p in roof][1] == (pytest.approx(5.0), pytest.approx(100.0))  # pyright: ignore
-    assert {t.get_text() for t in axes.texts} >= {"a", "b", "20 GB/s", "100 GFLOP/s float32"}
+    x = pytest.approx(flops / moved)
+    roof = min(100.0, 20.0 * flops / moved)
+    assert placed == [(x, pytest.approx(flops * 1e-3)), (x, pytest.approx(roof))]  # the other one at the roof
+    line = axes.lines[0].get_xydata()
+    assert [tuple(p) for p in line][1] == (pytest.approx(5.0), pytest.approx(100.0))  # pyright: ignore
+    names = {"native forward", "aten Mkldnn forward", "20 GB/s", "100 GFLOP/s float32"}
+    assert {t.get_text() for t in axes.texts} >= names
 
 
 def test_nothing_to_draw_is_said() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        draw_roofline([Point("", 1, 1)], [])
+        draw_roofline([call()], [])
 
 
 def test_for_a_page_its_colors_are_variables_and_its_points_are_numbered() -> None:
-    figure = draw_roofline(
-        [Point("", 400, 100, 1e-8), Point("", 0, 1, 1.0), *[Point("", 400, 100, 1e-7, False)] * 2], [LIMITS]
-    )
+    figure = draw_roofline([call(1e-3), call(1.0, problem="mb0ic1ih3oc1kh3"), *[call(1e-2, "aten")] * 2], [LIMITS])
     text = svg(figure, "What it shows")
     assert re.findall(r'data-row="(\d)"', text) == ["0", "2", "3"]
     assert 'role="img" aria-label="What it shows"' in text
@@ -56,7 +62,7 @@ def test_explanations_and_traces_show_and_write_themselves(tmp_path: Path, monke
     assert "<svg" in t._repr_html_()
     with convgrad.trace() as other, convgrad.use_backend("aten:channels_last"):
         convgrad.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
-    assert [point.ours for point in other._points()] == [False]  # PyTorch's kernels on another way to them
+    assert [by_pytorch(row.backend) for row in other.rows] == [True]  # its kernels in another layout
     for i, one in enumerate((there, t)):
         one.plot(tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")

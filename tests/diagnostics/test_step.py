@@ -11,10 +11,10 @@ from torch import nn
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.diagnostics.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
+from convgrad.diagnostics.costs import CHOSEN, LAST, alternatives, costs_of_layout, costs_of_rows
 from convgrad.diagnostics.step import _finding, _forms
 from convgrad.engine import register, use_backend
-from convgrad.engine.ab_timer import Comparison
+from convgrad.engine.measure import Comparison
 from convgrad.models import spatial_convolutions
 from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
@@ -92,7 +92,7 @@ def test_a_model_that_does_not_run_in_the_other_layout() -> None:
 
     profile = profile_model(Viewing(), torch.randn(2, 3, 12, 12), seconds=1)
     assert [v.name for v in profile.variants] == ["PyTorch", "convgrad"]
-    assert any("does not run there" in note for note in profile.notes)
+    assert any("does not run there" in line for line in profile.whole)
 
 
 def test_a_model_without_a_convolution_or_a_copy() -> None:
@@ -196,7 +196,7 @@ def _planted() -> None:
 
 @pytest.mark.usefixtures("_planted")
 def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
-    seen = compared(ConvProblem.parse(P), ("forward",), CPU, "sleepy", layout=True)
+    seen = alternatives(ConvProblem.parse(P), ("forward",), CPU, "sleepy", layout=True)
     assert seen is not None
     assert "wrong" not in seen.samples
     assert seen.speedup("aten").low > 1
@@ -220,7 +220,7 @@ def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
 
 @pytest.mark.usefixtures("_planted")
 def test_a_padding_mode_has_the_alternatives_of_its_padded_copy() -> None:
-    seen = compared(ConvProblem.parse(f"{P} circular"), ("forward",), CPU, "sleepy")
+    seen = alternatives(ConvProblem.parse(f"{P} circular"), ("forward",), CPU, "sleepy")
     assert seen is not None
     assert "aten" in seen.samples
 
@@ -228,7 +228,7 @@ def test_a_padding_mode_has_the_alternatives_of_its_padded_copy() -> None:
 @pytest.mark.usefixtures("_planted")
 def test_the_sweep_of_both_gradients_of_a_transposed_one_has_alternatives() -> None:
     problem = ConvProblem.parse("mb2ic4ih9oc4kh3 transposed")
-    seen = compared(problem, ("forward", "grad_weight", "grad_bias"), CPU, "aten")
+    seen = alternatives(problem, ("forward", "grad_weight", "grad_bias"), CPU, "aten")
     assert seen is None or CHOSEN in seen.samples
 
 

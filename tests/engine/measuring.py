@@ -12,8 +12,9 @@ import torch
 
 import convgrad
 from convgrad.backends import Backend
-from convgrad.engine import cache, get_backend, measurements, measurer
-from convgrad.engine.measurements import Measurement
+from convgrad.engine import cache, get_backend, measurements
+from convgrad.engine.measure import measurer
+from convgrad.engine.measure.measurements import Measurement
 from convgrad.problem import ConvProblem, Output
 from convgrad.settings import measure
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.engine import cache, measurements, measurer, register, unregister
-from convgrad.engine.ab_timer import Comparison
-from convgrad.engine.measurements import Measurement
+from convgrad.engine import cache, measurements, register, unregister
+from convgrad.engine.measure import Comparison, measurer
+from convgrad.engine.measure.measurements import Measurement
 from convgrad.problem import ConvProblem
 
 from .measuring import BOTH, CPU, Fake, P, W, X, certainly_known, chosen, everything, forward, known
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 def test_what_a_block_measured_is_used_behind_it_and_explained(block: Callable[[], AbstractContextManager[object]]):
     register(Fake("fast"))
     layer = convgrad.nn.Conv2d(72, 8, 3, padding=1)
-    known = Measurement.of({"times": {"aten": [2e-3], "fast": [1e-3]}, "wrong": {}})
+    known = Measurement({"aten": (2e-3,), "fast": (1e-3,)})
 
     def computed_by() -> list[str]:
         with convgrad.trace() as ran:
@@ -196,7 +196,7 @@ def test_what_is_larger_than_the_limit_is_not_measured(monkeypatch):
 def test_a_choice_that_lost_once_does_not_stay():
     """The first measurement was taken while something else ran; the median of three decides."""
     forwards = ("forward",)
-    measurements.add(P, forwards, CPU, Measurement({"aten": [1.0], "quick": [5.0]}))
+    measurements.add(P, forwards, CPU, Measurement({"aten": (1.0,), "quick": (5.0,)}))
     assert chosen()[0] == "aten"
     for _ in range(2):
         convgrad.engine.measure_now(P, forwards, CPU, force=True)

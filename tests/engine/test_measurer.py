@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
-from convgrad.engine import measurements, measurer, register
+from convgrad.engine import measurements, register
+from convgrad.engine.measure import measurer
 from convgrad.settings import measure, measuring_share
 
 from .measuring import CPU, Fake, P, W, X, certainly_known, chosen, deterministic, everything, forward, fresh, known

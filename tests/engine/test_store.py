@@ -26,12 +26,12 @@ ROWS = {f"g1mb{i}ic3": {"backend": f"b{i}", "ratio": i / 7, "text": "x" * (i * 1
 #: The module by itself, in a process that need not wait for PyTorch.
 ALONE = f"""
 import importlib.util, sys, threading, types, warnings
-for name in ("convgrad", "convgrad.engine", "convgrad._compat"):
+for name in ("convgrad", "convgrad.engine", "convgrad.engine.measure", "convgrad._compat"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["convgrad._compat"].warn_user = warnings.warn
 sys.modules["convgrad._compat"].lock_over_forks = threading.RLock
 sys.modules["convgrad._compat"].loading = threading.RLock()
-spec = importlib.util.spec_from_file_location("convgrad.engine.store", {store.__file__!r})
+spec = importlib.util.spec_from_file_location("convgrad.engine.measure.store", {store.__file__!r})
 store = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(store)
 """

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from convgrad.engine import Step, get_backend, trials
-from convgrad.engine.trials import _sets, random_operands
+from convgrad.engine.measure.trials import _sets, random_operands
 from convgrad.problem import ConvProblem, Output
 
 CPU = torch.device("cpu")

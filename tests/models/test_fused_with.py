@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import convgrad
 from convgrad.backends.native_norm import LEAST_NORM
 from convgrad.engine import Event, observing
-from convgrad.nn import batch_norm
+from convgrad.nn import normalization
 from tests.models.taken_over import world_of_one
 from tests.norms import NEEDS_KERNELS
 from tests.parallel.conftest import processes  # noqa: F401 - a fixture
@@ -86,7 +86,7 @@ def seen() -> Iterator[tuple[list[str], list[Any]]]:
     """The activations of the normalizations' backward passes, and the padding of the depthwise convolutions'."""
     activations: list[str] = []
     paddings: list[Any] = []
-    gradients = batch_norm.normalization_gradients
+    gradients = normalization.normalization_gradients
 
     def noted(*args: Any) -> Any:
         activations.append(args[-1])
@@ -96,7 +96,7 @@ def seen() -> Iterator[tuple[list[str], list[Any]]]:
         if event.problem.stride == (2, 2):
             paddings.append(event.problem.padding)
 
-    with mock.patch.object(batch_norm, "normalization_gradients", noted), observing(note):
+    with mock.patch.object(normalization, "normalization_gradients", noted), observing(note):
         yield activations, paddings
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
-from convgrad.nn import batch_norm
+from convgrad.nn import normalization
 from convgrad.nn.deferred import Deferred
 from tests.norms import NEEDS_KERNELS, watch
 
@@ -128,7 +128,7 @@ def test_what_is_not_deferred(how: str, monkeypatch: pytest.MonkeyPatch) -> None
     elif how == "a hook on all modules":
         handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     elif how == "small":
-        monkeypatch.setitem(batch_norm.norm_gains.__globals__["LEAST_NORM"], "input", x.numel() + 1)
+        monkeypatch.setitem(normalization.norm_gains.__globals__["LEAST_NORM"], "input", x.numel() + 1)
     with torch.set_grad_enabled(how != "no gradients"):
         assert type(ours(x)) is Tensor
     if handle is not None:

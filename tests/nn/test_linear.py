@@ -17,7 +17,7 @@ import convgrad
 from convgrad._compat import cpu_lacks
 from convgrad.diagnostics import Trace
 from convgrad.engine import cache, linear_gains, measurements, rules
-from convgrad.engine.measurements import Measurement
+from convgrad.engine.measure.measurements import Measurement
 from convgrad.nn.linear import linear
 from convgrad.problem import ConvProblem
 from tests.copies import copies
@@ -200,7 +200,7 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
     assert backends(X[:960]) == []
     problem = ConvProblem.parse("mb1ic64ih1iw960oc48kh1kw1 bias channels_last")
     for way, time, ran in (("aten:matmul", 0.6, []), ("im2col", 0.5, ["im2col"])):
-        found = Measurement({"aten": [1.0], way: [time]})
+        found = Measurement({"aten": (1.0,), way: (time,)})
         measurements.add(problem, ("forward",), torch.device("cpu"), found)
         cache.invalidate()
         assert backends(X[:960]) == ran

@@ -142,7 +142,7 @@ def test_output_size_and_causal_padding() -> None:
 def test_constructors_say_their_arguments(name: str) -> None:
     layer = getattr(nn, name)
     assert issubclass(layer, Quantized)
-    assert layer.__doc__.startswith("A ")
+    assert f"convgrad.nn.{name}(" in layer.__doc__
     assert {"bias", "device", "dtype"} <= set(inspect.signature(layer).parameters)
     assert torch.nn.utils.skip_init(layer, *([4, 6] if "Linear" in name else [4, 6, 3])).bias.shape == (6,)
 

@@ -13,7 +13,7 @@ import pytest
 
 from convgrad.check import child, registration
 from convgrad.diagnostics import calls
-from convgrad.engine import measurer
+from convgrad.engine.measure import measurer
 
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here"),

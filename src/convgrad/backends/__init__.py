@@ -9,8 +9,13 @@ from . import _native_library as native_library
 from ._native_library import warn_if_absent, why_absent
 from .aten import AtenBackend, complex_product, pytorchs_call, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
-from .aten_direct import aten_choice
-from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
+from .aten_libraries import (
+    AtenCudnnBackend,
+    AtenMiopenBackend,
+    AtenMkldnnBackend,
+    AtenNativeBackend,
+    aten_choice,
+)
 from .base import Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
 from .im2col import Im2colBackend
 from .native import (
@@ -26,13 +31,7 @@ from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalizatio
 from .padding import COPY, PaddedCopy, padded
 from .patches import AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
-from .routes import (
-    AtenChannelsLastBackend,
-    AtenContiguousBackend,
-    AtenFloat32Backend,
-    AtenMatmulBackend,
-    AtenPaddedBackend,
-)
+from .routes import ROUTES, AtenMatmulBackend
 from .strides import usual_strides
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
@@ -41,7 +40,6 @@ def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     return [
         AtenBackend(), NativeBackend(), TritonBackend(), TritonBandedBackend(), Im2colBackend(), ReferenceBackend(),
-        AtenFloat32Backend(), AtenChannelsLastBackend(), AtenContiguousBackend(), AtenPaddedBackend(),
-        AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(), NativeWinogradBackend(),
-        AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
+        *ROUTES, AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(),
+        NativeWinogradBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
     ]  # fmt: skip

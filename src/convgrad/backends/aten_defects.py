@@ -26,49 +26,32 @@ from ..sizes import effective_kernel
 from .strides import tidy
 
 
-def _avx2() -> bool:
-    """Whether oneDNN uses AVX2 or more: the processor has it and no environment variable forbids it."""
-    limit = onednn_limit().upper()
-    return avx2_here() and not limit.startswith("SSE") and limit != "AVX"
-
-
-def _avx512() -> bool:
-    """Whether oneDNN uses AVX-512 here."""
-    return _avx2() and avx512_here() and not onednn_limit().upper().startswith("AVX2")
-
-
-def _amx() -> bool:
-    """Whether oneDNN uses AMX, as far as the environment variable says."""
-    return _avx512() and amx_here()
-
-
 @dataclass(frozen=True)
 class Defect:
-    """One thing that PyTorch's convolution gets wrong.
+    """One thing that PyTorch's convolution gets wrong."""
 
-    Args:
-        name: a word or two for tables and tests.
-        outputs: the passes of the plain problem that are wrong; their order plays no part.
-        dtypes: of the operands.
-        condition: whether a problem is concerned, as PyTorch would be called for it.
-        when: the condition in words.
-        happens: what goes wrong, as the end of the sentence "PyTorch's kernel is wrong here: ...".
-        reference: where it is reported, or which kernel of which version does it.
-        example: a problem that shows it, and the output that does.
-        instead: backends that compute it right, the fastest first; none where `aten` itself avoids it.
-        here: whether this machine's kernels have it.
-    """
+    name: str  # a word or two for tables and tests
+    outputs: Outputs  # the passes of the plain problem that are wrong; their order plays no part
+    dtypes: tuple[torch.dtype, ...]  # of the operands
+    condition: Callable[[ConvProblem], bool]  # whether a problem is concerned, as PyTorch would be called for it
+    when: str  # the condition in words
+    happens: str  # what goes wrong, as the end of the sentence "PyTorch's kernel is wrong here: ..."
+    reference: str  # where it is reported, or which kernel of which version does it
+    example: tuple[str, Output]  # a problem that shows it, and the output that does
+    instead: tuple[str, ...] = ()  # backends that compute it right, the fastest first; none where `aten` avoids it
+    instructions: str = "avx512"  # of the kernel; "fp16" is AVX512-FP16, and "" stands for any
 
-    name: str
-    outputs: Outputs
-    dtypes: tuple[torch.dtype, ...]
-    condition: Callable[[ConvProblem], bool]
-    when: str
-    happens: str
-    reference: str
-    example: tuple[str, Output]
-    instead: tuple[str, ...] = ()
-    here: Callable[[], bool] = _avx512
+    def here(self) -> bool:
+        """Whether this machine's kernels have it: whether oneDNN uses these instructions."""
+        if not self.instructions:
+            return True
+        limit = onednn_limit().upper()
+        if not avx2_here() or limit.startswith("SSE") or limit == "AVX":
+            return False
+        if self.instructions == "avx2":
+            return True
+        more = {"avx512": lambda: True, "amx": amx_here, "fp16": lambda: onednn_has(torch.float16)}
+        return avx512_here() and not limit.startswith("AVX2") and more[self.instructions]()
 
     def concerns(self, problem: ConvProblem, output: Output) -> bool:
         """Whether PyTorch gets this output of this problem wrong on this machine."""
@@ -149,6 +132,10 @@ def _leaves_out(p: ConvProblem, dim: int) -> bool:
     return not all(any(q % step == 0 <= q < out * step for q in each) for each in distances)
 
 
+def _one_slice_deep(p: ConvProblem) -> bool:
+    return p.ndim == 3 and p.input_size[0] == 1 < p.kernel_size[0]
+
+
 def _skips(p: ConvProblem) -> bool:
     """Whether kernels leave rows or slices between them, in oneDNN's AMX kernel that copies its input."""
     sizes = [*zip(p.stride, p.kernel_size, p.dilation, strict=True)][:-1]
@@ -178,11 +165,13 @@ def _joins_columns(p: ConvProblem) -> bool:
 # ---- the table -----------------------------------------------------------------------------------
 
 _BF16 = (torch.bfloat16,)
+_BF16_AND_32 = (torch.bfloat16, torch.float32)
 _SIXTEEN_AND_32 = (torch.float32, torch.bfloat16, torch.float16)
 _FLOATS = (*_SIXTEEN_AND_32, torch.float64)
 #: The cost of each against the wrong kernel, for 64 channels of 2x14x14 (bfloat16, shallow volume): see the docs.
 _AT_THE_BORDER = ("native", "aten:padded", "aten:float32", "im2col")
 _INSIDE = ("native", "aten:float32", "im2col")
+_MAIN = "oneDNN 3.12 and its main branch of August 2026, "
 
 DEFECTS: tuple[Defect, ...] = (
     Defect("shallow volume", ("grad_weight",), _BF16, instead=_AT_THE_BORDER,
@@ -190,15 +179,13 @@ DEFECTS: tuple[Defect, ...] = (
            and p.output_size[0] > 1,
            when="3-D, a kernel deeper than the input, padding in depth, more than one output slice",
            happens="the weight gradient adds uninitialized memory, and may write past its end",
-           reference="oneDNN 3.12 and its main branch of August 2026, "
-                     "jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
+           reference=f"{_MAIN}jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
            example=("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight")),
-    Defect("front padding", ("grad_weight",), (torch.bfloat16, torch.float32), instead=_AT_THE_BORDER,
+    Defect("front padding", ("grad_weight",), _BF16_AND_32, instead=_AT_THE_BORDER,
            condition=lambda p: p.ndim == 3 and p.padding[0][0] > p.stride[0] > 1 and p.padding[0][0] % p.stride[0] != 0,
            when="3-D, padding in depth larger than a stride of 2 or more and no multiple of it",
            happens="the weight gradient reads and writes outside of its operands",
-           reference="oneDNN 3.12 and its main branch of August 2026, "
-                     "jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
+           reference=f"{_MAIN}jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
            example=("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight")),
     Defect("narrow rows", ("grad_weight",), _BF16, instead=_AT_THE_BORDER,
            condition=lambda p: any(dim.input <= dim.stride > 1 and dim.low > 0 for dim in p.dims[-2:]),
@@ -215,93 +202,85 @@ DEFECTS: tuple[Defect, ...] = (
            happens="the weight gradient reads the wrong rows of the input, and unwritten memory behind the last one",
            reference="oneDNN 3.12 and its main branch, jit_avx512_core_bf16_conv_kernel.cpp, compute_oh_step_common",
            example=("mb2ic17ih12iw40oc16kh3kw3ph2pw1dh1dw0 bfloat16 channels_last", "grad_weight")),
-    Defect("one input channel", ("forward",), (torch.bfloat16, torch.float32), instead=_INSIDE,
-           condition=lambda p: p.channels_last and p.in_channels == p.groups and (
-               (p.output_size[-1] == 1 and p.stride[-1] > 1)
-               or (p.ndim == 3 and p.dtype is torch.bfloat16 and p.input_size[0] == 1 < p.kernel_size[0])),
+    Defect("one input channel", ("forward",), _BF16_AND_32, instead=_INSIDE,
+           condition=lambda p: p.channels_last and p.in_channels == p.groups
+           and (p.output_size[-1] == 1 < p.stride[-1] or (p.dtype is torch.bfloat16 and _one_slice_deep(p))),
            when="channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
                 "(bfloat16 also: an input one slice deep)",
            happens="the output adds uninitialized memory",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
            example=("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward")),
     Defect("strided row", ("forward",), _BF16, instead=_INSIDE,
-           condition=lambda p: (p.output_size[-1] == 1 and p.stride[-1] > 1)
-           or (p.ndim == 3 and p.input_size[0] == 1 < p.kernel_size[0]),
-           here=_amx,
+           condition=lambda p: p.output_size[-1] == 1 < p.stride[-1] or _one_slice_deep(p), instructions="amx",
            when="on a processor with AMX, a width of 1 reached by a stride of 2 or more, or an input one slice deep",
            happens="the output is wrong by more than its size, and the process may die",
            reference="https://github.com/pytorch/pytorch/issues/169688",
            example=("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward")),
-    Defect("joined columns", ("forward",), _BF16, instead=_INSIDE, condition=_joins_columns, here=_amx,
+    Defect("joined columns", ("forward",), _BF16, instead=_INSIDE, condition=_joins_columns, instructions="amx",
            when="on a processor with AMX, an even number of channels below 32, and a row of the kernel (or as much of "
                 "it as the stride divides) with a multiple of 32 elements of them, and more than 32",
            happens="the output is wrong by more than its size: the weights are read as if they lay without padding",
-           reference="oneDNN 3.12 and its main branch of August 2026, jit_brgemm_conv_utils.cpp, relo_conv_weights and "
-                     "trans_dim_koef",
+           reference=f"{_MAIN}jit_brgemm_conv_utils.cpp, relo_conv_weights and trans_dim_koef",
            example=("ic4iw33oc2kw16 bfloat16", "forward")),
-    Defect("skipped rows", ("forward",), _BF16, instead=_INSIDE, condition=_skips, here=_amx,
+    Defect("skipped rows", ("forward",), _BF16, instead=_INSIDE, condition=_skips, instructions="amx",
            when="on a processor with AMX, a stride in depth or height that is larger than the (dilated) kernel; of an "
                 "image only with padding as wide as the kernel",
            happens="the kernel writes past the end of its buffer: the output is wrong, or the process dies",
            reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
            example=("ic64id10ih3iw10oc32kd1kh1kw3sd3sh1sw1pd0ph0pw1 bfloat16", "forward")),
     Defect("slices that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
-           condition=lambda p: p.ndim == 3 and _leaves_out(p, 0), here=_amx,
+           condition=lambda p: p.ndim == 3 and _leaves_out(p, 0), instructions="amx",
            when="on a processor with AMX, 3-D, a slice of the input that no result reads",
            happens="the input gradient of that slice is uninitialized memory",
            reference="oneDNN 3.12",
            example=("ic2id4ih4iw40oc3kd3kh3kw3sd2sh1sw1pd0ph0pw0 bfloat16", "grad_input")),
     Defect("rows that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
            condition=lambda p: max(p.stride) == 1 and any(_leaves_out(p, dim) for dim in range(p.ndim - 1)),
-           here=_amx,
+           instructions="amx",
            when="on a processor with AMX, a row or slice of the input that no result of a dilated kernel reads",
            happens="the process may die (segmentation fault)",
            reference="oneDNN 3.12",
            example=("ic24ih2iw4oc1kh2kw2ph1pw0dh2dw0 bfloat16", "grad_input")),
-    Defect("gaps in a narrow row", ("forward",), (torch.bfloat16, torch.float32), instead=_AT_THE_BORDER,
+    Defect("gaps in a narrow row", ("forward",), _BF16_AND_32, instead=_AT_THE_BORDER,
            condition=lambda p: p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1]
-           and p.padding[-1][0] > 0,
-           here=_avx2,
+           and p.padding[-1][0] > 0, instructions="avx2",
            when="channels_last, a dilated row, padded and narrower than its stride",
            happens="the process dies (segmentation fault), in float32 with a bias",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16, brg_conv_fwd:avx512_core and brg_conv_fwd:avx2",
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 channels_last bias", "forward")),
     Defect("rows of padding", ("forward",), _BF16, instead=_AT_THE_BORDER,
-           condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)),
-           here=_amx,
+           condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)), instructions="amx",
            when="on a processor with AMX, a row or slice of results that reads nothing but padding",
            happens="the process may die (segmentation fault)",
            reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
            example=("mb3ic16ih1iw14oc16kh2kw1sw3ph1pw2dh1 bfloat16", "forward")),
     Defect("a row narrower than its stride", ("forward",), (torch.float16,), instead=_AT_THE_BORDER,
-           condition=lambda p: p.input_size[-1] < p.stride[-1] and p.padding[-1][0] > 0,
-           here=lambda: _avx512() and onednn_has(torch.float16),
+           condition=lambda p: p.input_size[-1] < p.stride[-1] and p.padding[-1][0] > 0, instructions="fp16",
            when="with AVX512-FP16, a row, padded and narrower than its stride",
            happens="the process dies (segmentation fault)",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_fp16",
            example=("mb3ic64ih3iw1oc64kh1kw2sw2ph0pw3dw1 float16", "forward")),
     Defect("few channels in a wide row", ("forward",), (torch.float16,), instead=_INSIDE,
            condition=lambda p: p.depthwise and p.in_channels == p.out_channels <= 16 and p.stride[-1] == 1
-           and p.dilation[-1] == 1 and p.kernel_size[-1] >= 15 and p.output_size[-1] > 30,
-           here=lambda: _avx512() and onednn_has(torch.float16),
+           and p.dilation[-1] == 1 and p.kernel_size[-1] >= 15 and p.output_size[-1] > 30, instructions="fp16",
            when="depthwise with AVX512-FP16, up to 16 channels, 15 or more kernel elements and 31 results in a row",
            happens="the call never returns",
            reference="oneDNN 3.12, brdgmm_dw_convolution_fwd_t, while it generates its kernel",
            example=("g16ic16iw92oc16kw15 float16", "forward")),
     Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, lambda p: without_slack(p) is not p,
-           here=lambda: True,
+           instructions="",
            when="channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no "
                 "vector",
            happens="the backward writes past the end of its workspace: the process dies, sooner or later",
            reference="https://github.com/uxlfoundation/oneDNN/issues/6035",
            example=("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight")),
     Defect("strides of size 1", ("forward", "grad_input", "grad_weight"), _SIXTEEN_AND_32, reads_every_stride,
-           here=lambda: True,
+           instructions="",
            when="groups, and a channels_last weight with an unusual stride in a dimension of size 1",
            happens="the results are wrong",
            reference="oneDNN 3.12",
            example=("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward")),
-    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, here=lambda: True,
+    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, instructions="",
            when="2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
                 "with an unusual batch stride",
            happens="the weight gradient takes it for the size of an image",

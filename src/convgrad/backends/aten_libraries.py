@@ -1,9 +1,22 @@
-"""ATen's own libraries by name: ``aten:cudnn``, ``aten:miopen``, ``aten:mkldnn`` (oneDNN) and ``aten:native``."""
+"""ATen's own libraries by name: ``aten:cudnn``, ``aten:miopen``, ``aten:mkldnn`` (oneDNN) and ``aten:native``.
+
+PyTorch picks one of its libraries for a convolution by rules and global flags. Here it is picked by name, with no flag
+touched, in the first of three ways that there is:
+
+1. PyTorch's own call (`AtenBackend`), bit for bit, where PyTorch would pick this library anyway;
+2. the library's own operator, where PyTorch exposes one (``torch.cudnn_convolution``, ``aten::_slow_conv2d_forward``);
+3. that operator in another role: the gradient of the input is a transposed convolution, and the gradient of the
+   weight is a convolution of the input with grad_output, stride and dilation exchanged (`grad_weight_as_convolution`).
+
+Where there is none, `reasons_against` says so.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,32 +25,174 @@ from .._compat import onednn_has
 from ..calculus import add_bias
 from ..problem import ConvProblem, Outputs, Pass
 from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
-from .aten import AtenBackend, aten_backward, output_padding
-from .aten_direct import AtenDirect, Contract, aten_choice, grad_weight_as_convolution
-from .base import Arithmetic
+from ..sizes import Dimension, fields_of
+from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments
+from .aten_defects import without_slack
+from .base import Arithmetic, Backend, Kernel
+from .padding import over_copy, padded
+from .strides import tidy, usual_strides
+
+#: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
+Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 _ops: Any = torch.ops.aten
 _aten = AtenBackend()
 _GPU = torch.device("cuda")
 
 
-def _arguments(p: ConvProblem) -> tuple[list[int], list[int], list[int]]:
-    """Return padding, stride and dilation."""
-    return [low for low, _ in p.padding], list(p.stride), list(p.dilation)
+class _Sized(Tensor):
+    """A tensor that has sizes and a device, but no memory. PyTorch's own, `FakeTensor`, takes a second to import."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> NoReturn:
+        raise NotImplementedError(f"{func} is asked of a tensor without memory")
+
+
+def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
+    """Return the library that PyTorch chooses for this problem under the flags in force: a ``torch._C._ConvBackend``.
+
+    The device must be here.
+    """
+    p = statable(problem)
+    p = with_height(p) if p.ndim == 1 else p  # as PyTorch computes it
+
+    def sized(shape: tuple[int, ...]) -> Tensor:
+        strides = usual_strides(shape, p.channels_last)
+        return Tensor._make_wrapper_subclass(_Sized, shape, strides, dtype=p.dtype, device=device)
+
+    operands = sized(p.output_shape if p.transposed else p.input_shape), sized(p.weight_shape)
+    return torch._C._select_conv_backend(*operands, None, *statable_arguments(p))
+
+
+class AtenLibrary(Backend):
+    """One of ATen's libraries, by name."""
+
+    #: The values of ``torch._C._ConvBackend`` that stand for it, the same in every release that is supported.
+    kinds: frozenset[int]
+    #: Its own name, the types of device that it is for, and these in words.
+    library: str
+    device_types: tuple[str, ...]
+    where: str
+    #: What it computes; empty where there are other rules.
+    dtypes: tuple[torch.dtype, ...] = ()
+    from_pytorch = True
+    candidate = False
+
+    def built(self) -> bool:
+        """Whether this PyTorch was built with it."""
+        return True
+
+    def absent(self, device: torch.device) -> list[str]:
+        """Return why the library is not there for this device; empty if it is."""
+        reasons = [] if self.built() else [f"this PyTorch was built without {self.library}"]
+        if device.type not in self.device_types:
+            reasons.append(f"{self.library} needs {self.where}, got {device.type}")
+        return reasons
+
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+        reasons = self.absent(device)
+        if self.dtypes and problem.dtype not in self.dtypes:
+            reasons.append(f"{self.library} computes {', '.join(map(str, self.dtypes))}, got {problem.dtype}")
+        return reasons
+
+    @abstractmethod
+    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
+        """Return the library's function for one pass of a problem of 2 or 3 dimensions with symmetric padding."""
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return True
+
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        contraction = cache(partial(self.contraction, problem, pass_))  # the device is known at the first call
+
+        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
+            return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)
+
+        return kernel
+
+    def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
+        return int(aten_choice(problem, device)) in self.kinds
+
+    def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
+        """Return PyTorch's own call where that chooses this library, else the library's operator."""
+        if self.repeats_aten(problem, device):
+            return _aten.bind(problem, (pass_,))
+        return self.forced(problem, pass_, device)
+
+    def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
+        """Return the library's operator for any padding, and for one dimension as an image of height 1."""
+        problem = without_slack(problem)
+        if not problem.symmetric:
+            return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
+        flat = problem.ndim == 1
+        operator = self.operator(with_height(problem) if flat else problem, pass_, device)
+
+        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
+            a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
+            result = operator(a, b, bias)
+            return result.squeeze(2) if flat else result
+
+        return contract
+
+
+def with_height(p: ConvProblem) -> ConvProblem:
+    """Return a problem of one dimension as one of two, with a height of 1."""
+    return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
+
+
+def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Contract]) -> Contract:
+    """Compute the gradient of the weight as the forward of another problem, for a library that exposes only forwards.
+
+    The input's channels become the batch, the batch becomes the channels that are summed over, grad_output the kernel;
+    stride and dilation change places. Positions past the kernel, which a stride leaves over, are cut off.
+
+    Args:
+        operator: makes the forward of a problem.
+    """
+    n, g, c = p.batch, p.groups, p.in_channels // p.groups
+    reached = tuple(d.kernel + more // d.dilation for d, more in zip(p.dims, output_padding(p), strict=True))
+    exchanged = {"batch": c, "in_channels": g * n, "kernel_size": p.output_size, "stride": p.dilation}
+    exchanged |= {"dilation": p.stride, "output_size": reached, "memory_format": torch.contiguous_format}
+    forward = operator(p.replace(**exchanged, has_bias=False, origin="plain"))
+
+    def grad_weight(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        kernel = a.transpose(0, 1).contiguous()  # [C_out, N, *out]
+        input = b.reshape(n, g, c, *p.input_size).transpose(0, 2).reshape(c, g * n, *p.input_size)
+        result = forward(input, kernel, None)  # [C_in/groups, C_out, *reached]
+        for i, k in enumerate(p.kernel_size):
+            result = result.narrow(2 + i, 0, k)
+        return result.transpose(0, 1)  # [C_out, C_in/groups, *k]
+
+    return grad_weight
+
+
+def _by_groups(p: ConvProblem, contract: Contract, *, of_weight: bool = False) -> Contract:
+    """Compute group by group, as ATen does for kernels without groups.
+
+    Args:
+        of_weight: whether the second operand is an input and the result a weight, with groups in dimensions 1 and 0.
+    """
+    if p.groups == 1:
+        return contract
+
+    def grouped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        biases = (None,) * p.groups if bias is None else bias.chunk(p.groups)
+        parts = zip(a.chunk(p.groups, 1), b.chunk(p.groups, int(of_weight)), biases, strict=True)
+        return torch.cat([contract(x.contiguous(), y.contiguous(), z) for x, y, z in parts], int(not of_weight))
+
+    return grouped
+
+
+# ---- libraries on a GPU ----------------------------------------------------------------------------
 
 
 class Flags(NamedTuple):
-    """Flags of a call; None means PyTorch's flag at the time of the call.
+    """Flags of a call; None means PyTorch's flag at the time of the call."""
 
-    Args:
-        benchmark: try the library's algorithms and take the fastest.
-        deterministic: only algorithms that repeat their bits.
-        allow_tf32: float32 operands may be rounded to TF32 (cuDNN only).
-    """
-
-    benchmark: bool | None = None
-    deterministic: bool | None = None
-    allow_tf32: bool | None = None
+    benchmark: bool | None = None  # try the library's algorithms and take the fastest
+    deterministic: bool | None = None  # only algorithms that repeat their bits
+    allow_tf32: bool | None = None  # float32 operands may be rounded to TF32 (cuDNN only)
 
     def in_force(self) -> tuple[bool, ...]:
         """Return the values of the three flags."""
@@ -54,7 +209,7 @@ class Flags(NamedTuple):
         return ",".join(f"{k}={int(v)}" for k, v in self._asdict().items() if v is not None)
 
 
-class _GpuLibrary(AtenDirect):
+class _GpuLibrary(AtenLibrary):
     """A GPU library, by the operators that PyTorch exposes: its forward, and its backward-data as a transposed forward.
 
     For the gradient of the weight no operator is left: it is PyTorch's own backward where that picks the library, and
@@ -85,6 +240,9 @@ class _GpuLibrary(AtenDirect):
             f"which picks {aten_choice(problem, device).name} for this problem under the flags in force"
         ]
 
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return "transform"
+
     def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         if pass_ == "grad_weight" and not self.flags.stricter_than_pytorch(problem.dtype):
             return super().contraction(problem, pass_, device)
@@ -93,13 +251,13 @@ class _GpuLibrary(AtenDirect):
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         if pass_ == "grad_weight":
             return grad_weight_as_convolution(problem, lambda p: self.operator(p, "forward", device))
-        padding, stride, dilation = _arguments(problem)
+        stride, padding, dilation, _, _, groups = statable_arguments(problem.replace(origin="plain"))
         extra = [output_padding(problem)] if pass_ == "grad_input" else []
-        return self.call(problem, pass_, (padding, *extra, stride, dilation, problem.groups))
+        return self.call(problem, pass_, (padding, *extra, stride, dilation, groups))
 
+    @abstractmethod
     def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
         """Call the library's forward, or for grad_input its transposed one, with these arguments and the flags."""
-        raise NotImplementedError
 
 
 class AtenCudnnBackend(_GpuLibrary):
@@ -145,16 +303,16 @@ class AtenMiopenBackend(_GpuLibrary):
             )
         return reasons
 
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return "transform"
-
     def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
         forward = torch.miopen_depthwise_convolution if problem.depthwise else torch.miopen_convolution
         own: Any = forward if pass_ == "forward" else torch.miopen_convolution_transpose
         return lambda a, b, bias: own(a, b, bias, *arguments, *self.flags.in_force()[:2])
 
 
-class AtenMkldnnBackend(AtenDirect):
+# ---- libraries on a CPU ----------------------------------------------------------------------------
+
+
+class AtenMkldnnBackend(AtenLibrary):
     """oneDNN, also where PyTorch's rules of thumb would not call it.
 
     The forward has an operator of its own. The gradients have none, but PyTorch's backward always picks oneDNN for
@@ -185,23 +343,23 @@ class AtenMkldnnBackend(AtenDirect):
         return _aten.wrong_here(problem, outputs, device)
 
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        padding, stride, dilation = _arguments(problem)
+        p, of_weight = problem.replace(origin="plain"), pass_ == "grad_weight"
+        arguments = statable_arguments(p)
+        stride, padding, dilation, *_, groups = arguments
         if pass_ == "forward":
-            return lambda a, b, bias: torch.mkldnn_convolution(a, b, bias, padding, stride, dilation, problem.groups)
-        rest = (None, stride, padding, dilation, False, [0] * problem.ndim, problem.groups)
+            return lambda a, b, bias: torch.mkldnn_convolution(a, b, bias, padding, stride, dilation, groups)
 
-        def grad_input(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-            unread = a.new_empty(problem.input_shape).to_mkldnn()
-            return add_bias(aten_backward(a.to_mkldnn(), unread, b, *rest, [True, False, False])[0].to_dense(), bias)
+        def gradient(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+            unread = a.new_empty(p.weight_shape if of_weight else p.input_shape)
+            operands = (b.to_mkldnn(), unread) if of_weight else (unread.to_mkldnn(), b)
+            mask = [not of_weight, of_weight, False]
+            found = aten_backward(a.to_mkldnn(), *operands, None, *arguments, mask)[of_weight]
+            return found if of_weight else add_bias(found.to_dense(), bias)
 
-        def grad_weight(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-            unread = a.new_empty(problem.weight_shape)
-            return aten_backward(a.to_mkldnn(), b.to_mkldnn(), unread, *rest, [False, True, False])[1]
-
-        return grad_input if pass_ == "grad_input" else grad_weight
+        return gradient
 
 
-class AtenNativeBackend(AtenDirect):
+class AtenNativeBackend(AtenLibrary):
     """PyTorch's own kernels, on the CPU or in CUDA, also where it would call a library.
 
     These are the descendants of THNN: unfold to columns, one matrix product a batch item and group (``slow_conv2d``,
@@ -226,63 +384,37 @@ class AtenNativeBackend(AtenDirect):
         return "low-precision accumulation" if problem.dtype in (torch.float16, torch.bfloat16) else "direct"
 
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        (padding, stride, dilation), k, p = _arguments(problem), list(problem.kernel_size), problem
-        plane, undilated = p.ndim == 2, all(d == 1 for d in dilation)
-        own: Any
-        if pass_ == "forward" and device.type == "cuda" and p.depthwise:
-            own = _ops._conv_depthwise2d if plane else _ops.conv_depthwise3d
-            return lambda a, b, bias: own(a, b, k, bias, stride, padding, dilation)
-        if pass_ == "forward" and undilated and (plane or device.type == "cpu"):
-            if plane:
-                own = _ops._slow_conv2d_forward
-                return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding))
-            return lambda a, b, bias: _ops.slow_conv3d_forward(a, b, k, bias, stride, padding)  # has groups
-        if pass_ == "forward":
-            own = _ops.slow_conv_dilated2d if plane else _ops.slow_conv_dilated3d
-            return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding, dilation))
-        if plane and undilated:
-            return _slow_conv2d_gradient(p, pass_)
+        p, d, k = problem.replace(origin="plain"), problem.ndim, problem.kernel_size
+        stride, padding, dilation, *_ = statable_arguments(p)
+        undilated, knows_groups = max(dilation) == 1, False
+        name, arguments = f"slow_conv_dilated{d}d", (stride, padding, dilation)
+        if pass_ != "forward" and d == 2 and undilated:
+            return _slow_conv2d_gradient(p, pass_ == "grad_weight", (k, stride, padding))
+        if pass_ == "grad_weight":
+            return grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
         if pass_ == "grad_input":
-            own, extra = _ops.slow_conv_transpose2d if plane else _ops.slow_conv_transpose3d, output_padding(p)
-            return _by_groups(p, lambda a, b, bias: own(a, b, k, bias, stride, padding, extra, dilation))
-        return grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
+            name, arguments = f"slow_conv_transpose{d}d", (stride, padding, output_padding(p), dilation)
+        elif p.depthwise and device.type == "cuda":
+            name, knows_groups = "_conv_depthwise2d" if d == 2 else "conv_depthwise3d", True
+        elif undilated and (d == 2 or device.type == "cpu"):
+            name, knows_groups = "_slow_conv2d_forward" if d == 2 else "slow_conv3d_forward", d == 3
+            arguments = (stride, padding)
+        own = getattr(_ops, name)
+
+        def contract(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+            return own(a, b, k, bias, *arguments)
+
+        return contract if knows_groups else _by_groups(p, contract)
 
 
-def _slow_conv2d_gradient(p: ConvProblem, pass_: Pass) -> Contract:
-    padding, stride, _ = _arguments(p)
-    rest = (list(p.kernel_size), stride, padding)
+def _slow_conv2d_gradient(p: ConvProblem, of_weight: bool, rest: tuple[Any, ...]) -> Contract:
     one = p.replace(groups=1, in_channels=p.in_channels // p.groups, out_channels=p.out_channels // p.groups)
 
-    def grad_input(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        unread = a.new_empty(one.input_shape)
-        return add_bias(_ops._slow_conv2d_backward(a, unread, b, *rest, [True, False, False])[0], bias)
-
-    def grad_weight(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def gradient(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        if not of_weight:
+            unread = a.new_empty(one.input_shape)
+            return add_bias(_ops._slow_conv2d_backward(a, unread, b, *rest, [True, False, False])[0], bias)
         unread = a.new_empty(one.weight_shape)  # of the layout that the result gets, which must be contiguous
         return _ops._slow_conv2d_backward(a.contiguous(), b.contiguous(), unread, *rest, [False, True, False])[1]
 
-    if pass_ == "grad_input":
-        return _by_groups(p, grad_input)
-    return _by_groups(p, grad_weight, second=1, joined=0)
-
-
-def _by_groups(p: ConvProblem, contract: Callable[..., Tensor], *, second: int = 0, joined: int = 1) -> Contract:
-    """Compute group by group, as ATen does for kernels without groups.
-
-    Args:
-        second: the dimension along which the second operand's groups lie.
-        joined: the dimension along which the results' do.
-    """
-    g = p.groups
-    if g == 1:
-        return contract
-
-    def grouped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        biases = (None,) * g if bias is None else bias.chunk(g)
-        parts = [
-            contract(x.contiguous(), y.contiguous(), z)
-            for x, y, z in zip(a.chunk(g, 1), b.chunk(g, second), biases, strict=True)
-        ]
-        return torch.cat(parts, joined)
-
-    return grouped
+    return _by_groups(p, gradient, of_weight=of_weight)

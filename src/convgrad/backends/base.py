@@ -84,7 +84,7 @@ class Backend(ABC):
     padding_modes: tuple[PaddingMode, ...] = ("zeros",)
     #: The conformance suite has passed; a user's kernel may be registered without it.
     verified: bool = True
-    #: It looks at its own first results: to look at a smaller problem would only compile other kernels.
+    #: It checks its own first results: a check on a smaller problem would only compile other kernels.
     checks_itself: bool = False
     #: It is chosen wherever it is usable, before any rule: a user registered it so.
     preferred: bool = False

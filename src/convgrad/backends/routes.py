@@ -7,7 +7,7 @@ conversions count in its time.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,31 +15,33 @@ from torch import Tensor
 from .._compat import channels_last_of, exact_matmul
 from ..problem import RESULT, ConvProblem, Outputs, Pass
 from .aten import AtenBackend
-from .aten_direct import with_height
+from .aten_libraries import with_height
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
 
 _aten = AtenBackend()
 
 
-class _Restated(Backend):
+class AtenRoute(Backend):
     """ATen on converted operands: another dtype or layout, a sequence as an image of one row, padding written out."""
 
     from_pytorch = True
-    sweeps = BOTH_GRADIENTS
-    layouts = ("strided",)
 
-    @abstractmethod
-    def restated(self, problem: ConvProblem) -> ConvProblem:
-        """Return the problem that ATen gets; the same one where this route changes nothing."""
-
-    @abstractmethod
-    def nothing_to_change(self, problem: ConvProblem) -> str:
-        """Return why this route is the same as ATen's call; empty if it is not."""
+    def __init__(self, name: str, summary: str, restated: Callable[[ConvProblem], ConvProblem], otherwise: str) -> None:
+        self.name, self.summary = name, summary
+        #: The problem that ATen gets; the same one where this route changes nothing.
+        self.restated = restated
+        #: Why this route is the same as ATen's call where it changes nothing.
+        self.otherwise = otherwise
+        self.pads = restated is _padded
+        self.sweeps = () if self.pads else BOTH_GRADIENTS
+        self.layouts = ("any",) if self.pads else ("strided",)
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        why = self.nothing_to_change(problem)
-        return [why] if why else _aten.reasons_against(self.restated(problem), outputs, device)
+        other = self.restated(problem)
+        if other is problem:
+            return [self.otherwise.format(p=problem)]
+        return _aten.reasons_against(other, outputs, device)
 
     def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return _aten.wrong_here(self.restated(problem), outputs, device)
@@ -47,6 +49,8 @@ class _Restated(Backend):
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         other = self.restated(problem)
         kernel, lifted = _aten.bind(other, outputs), other.ndim > problem.ndim
+        if self.pads:
+            return over_copy(problem, outputs, kernel)
 
         def there(t: Tensor) -> Tensor:
             return _converted(t.unsqueeze(2) if lifted else t, other)
@@ -77,69 +81,40 @@ def _converted(t: Tensor, p: ConvProblem) -> Tensor:
     return t.contiguous(memory_format=p.memory_format)
 
 
-class AtenFloat32Backend(_Restated):
-    """float16 and bfloat16 in float32: for a CPU without their arithmetic, and for sums that are rounded once."""
-
-    name = "aten:float32"
-    summary = "ATen in float32, for float16 and bfloat16"
-
-    def nothing_to_change(self, problem: ConvProblem) -> str:
-        if problem.dtype in (torch.float16, torch.bfloat16):
-            return ""
-        return f"it computes torch.float16 and torch.bfloat16 in torch.float32, got {problem.dtype}"
-
-    def restated(self, problem: ConvProblem) -> ConvProblem:
-        return problem.replace(dtype=torch.float32)
+def _in_float32(p: ConvProblem) -> ConvProblem:
+    return p.replace(dtype=torch.float32) if p.dtype in (torch.float16, torch.bfloat16) else p
 
 
-class AtenChannelsLastBackend(_Restated):
-    """Contiguous tensors in channels_last; a sequence, which has no such layout, as an image of one row."""
-
-    name = "aten:channels_last"
-    summary = "ATen in channels_last, for contiguous tensors; a sequence is an image of one row"
-
-    def nothing_to_change(self, problem: ConvProblem) -> str:
-        return "its layout is channels_last as it is" if problem.channels_last else ""
-
-    def restated(self, problem: ConvProblem) -> ConvProblem:
-        lifted = with_height(problem) if problem.ndim == 1 else problem
-        return lifted.replace(memory_format=channels_last_of(lifted.ndim))
+def _in_channels_last(p: ConvProblem) -> ConvProblem:
+    lifted = with_height(p) if p.ndim == 1 else p
+    return p if p.channels_last else lifted.replace(memory_format=channels_last_of(lifted.ndim))
 
 
-class AtenContiguousBackend(_Restated):
-    """Tensors in channels_last as contiguous ones: cuDNN computes groups there one after the other, on a GPU."""
-
-    name = "aten:contiguous"
-    summary = "ATen on contiguous copies, for tensors in channels_last"
-
-    def nothing_to_change(self, problem: ConvProblem) -> str:
-        return "" if problem.channels_last else "its layout is contiguous as it is"
-
-    def restated(self, problem: ConvProblem) -> ConvProblem:
-        return problem.replace(memory_format=torch.contiguous_format)
+def _in_contiguous(p: ConvProblem) -> ConvProblem:
+    return p.replace(memory_format=torch.contiguous_format) if p.channels_last else p
 
 
-class AtenPaddedBackend(_Restated):
-    """ATen over an input that carries its padding, for its kernels that are wrong at the border.
+def _padded(p: ConvProblem) -> ConvProblem:
+    """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
+    other = padded(p)
+    return p if other is p else other.replace(origin="plain")
 
-    Most of oneDNN's kernels in `aten_defects` go wrong where a border is wide and the image small. With the zeros
-    written out there is no border; that costs one copy of the input, and the kernel stays the fast one.
-    """
 
-    name = "aten:padded"
-    summary = "ATen over an input that carries its padding"
-    sweeps = ()
-    layouts = ("any",)
-
-    def nothing_to_change(self, problem: ConvProblem) -> str:
-        return "there is no padding to write out" if padded(problem) is problem else ""
-
-    def restated(self, problem: ConvProblem) -> ConvProblem:
-        """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
-        return padded(problem).replace(origin="plain")
-
-    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        return over_copy(problem, outputs, _aten.bind(self.restated(problem), outputs))
+ROUTES = (
+    # For a CPU without 16-bit arithmetic, and for sums that are rounded once.
+    AtenRoute("aten:float32", "ATen in float32, for float16 and bfloat16", _in_float32,
+              "it computes torch.float16 and torch.bfloat16 in torch.float32, got {p.dtype}"),
+    # A sequence has no such layout.
+    AtenRoute("aten:channels_last", "ATen in channels_last, for contiguous tensors; a sequence is an image of one row",
+              _in_channels_last, "its layout is channels_last as it is"),
+    # On a GPU cuDNN computes the groups of channels_last tensors one after the other.
+    AtenRoute("aten:contiguous", "ATen on contiguous copies, for tensors in channels_last", _in_contiguous,
+              "its layout is contiguous as it is"),
+    # Most of oneDNN's kernels in `aten_defects` go wrong where a border is wide and the image small. With the zeros
+    # written out there is no border; that costs one copy of the input, and the kernel stays the fast one.
+    AtenRoute("aten:padded", "ATen over an input that carries its padding", _padded,
+              "there is no padding to write out"),
+)  # fmt: skip
 
 
 class AtenMatmulBackend(Backend):

@@ -13,7 +13,7 @@ import torch
 
 from .._compat import warn_user
 from ..engine import Step, choose, measurements, store, trials, without
-from ..engine.ab_timer import Ratio, compare, second_call
+from ..engine.measure import Ratio, compare, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
 from . import refusal

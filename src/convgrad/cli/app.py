@@ -17,10 +17,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -44,15 +44,9 @@ COMMANDS: Final = {
     "names": "Which function of ATen is the backward of another.",
 }
 #: Of what ``--json`` prints, for every command; raised when a field changes its meaning or is removed.
-SCHEMA_VERSION: Final = 1
-
-
-_began = time.perf_counter()
-
-
-def running_for() -> float:
-    """Seconds since the command began, PyTorch's import among them."""
-    return time.perf_counter() - _began
+SCHEMA_VERSION: Final = 2
+#: When the command began, before PyTorch's import, by `time.perf_counter`.
+BEGAN: Final = time.perf_counter()
 
 
 class _Commands(TyperGroup):
@@ -65,8 +59,6 @@ class _Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         importlib.import_module(f"{__package__}.{cmd_name}")
-        if "torch" in sys.modules:
-            _load_package()
         commands: Any = typer.main.get_command(app)
         return commands.commands[cmd_name]
 
@@ -94,23 +86,41 @@ app = typer.Typer(
 )
 
 
-def command(
-    name: str, of: typer.Typer | None = None, **settings: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a command, of this app or of a part of it.
+class Result(NamedTuple):
+    """What a command found, as plain data (a number's name says its unit), and its exit status.
 
-    With ``as_json`` among its options, standard output gets nothing but what `say_json` prints.
+    Args:
+        command: which prints such data, where that is another one.
     """
 
-    def added(function: Callable[..., Any]) -> Callable[..., Any]:
+    data: Any
+    status: int = 0
+    command: str = ""
+
+
+def command(
+    name: str, of: typer.Typer | None = None, **settings: Any
+) -> Callable[[Callable[..., Result]], Callable[..., None]]:
+    """Make a function a command, of this app or of a part of it.
+
+    With ``as_json`` among its options, `say` says nothing, and standard output gets nothing but the data of its result;
+    ``threads`` is set.
+    """
+
+    def added(function: Callable[..., Result]) -> Callable[..., None]:
         @wraps(function)
-        def loaded(*args: Any, **options: Any) -> Any:
+        def loaded(*args: Any, **options: Any) -> None:
             _load_package()
-            if options.get("as_json") is not True:
-                return function(*args, **options)
-            _json_goes_to[:] = [sys.stdout]
-            with redirect_stdout(sys.stderr):
-                return function(*args, **options)
+            if options.get("threads"):
+                import torch
+
+                torch.set_num_threads(options["threads"])
+            _mute[0] = as_json = options.get("as_json") is True
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+                result = function(*args, **options)
+            if as_json:
+                print(json_text(result.command or str(of.info.name if of else name), result.data), flush=True)
+            raise typer.Exit(result.status)
 
         return (of or app).command(name, **settings)(loaded)
 
@@ -130,6 +140,15 @@ def _version(shown: bool) -> None:
         raise typer.Exit
 
 
+def _schema(name: str) -> None:
+    if name:
+        _load_package()
+        from .schemas import schema_of_command
+
+        print(json.dumps(schema_of_command(name), indent=1))
+        raise typer.Exit
+
+
 @app.callback()
 def main(
     context: typer.Context,
@@ -140,6 +159,9 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
+    schema: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Show the schema of its --json.", callback=_schema, is_eager=True)
+    ] = "",
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     loaded_kernels.clear()
@@ -177,7 +199,7 @@ def _load_kernels(source: str, verify: bool) -> None:
 # ---- printing ------------------------------------------------------------------------------------
 
 _given: list[str] = []
-_json_goes_to: list[TextIO] = []
+_mute = [False]
 
 
 def width() -> int:
@@ -188,37 +210,25 @@ def width() -> int:
 def say(text: object, file: TextIO | None = None) -> None:
     """Print a text; lines that are wider than the terminal are broken at spaces, but for a command, to be copied.
 
-    Where there is no terminal, an error is one line, for a program to read.
+    Where there is no terminal, an error is one line, for a program to read. With ``--json`` only errors are printed.
     """
+    if _mute[0] and file is None:
+        return
     read_by_program = file is sys.stderr and not shutil.get_terminal_size((0, 0)).columns
+    if isinstance(text, Table):  # what does not fit beside each other stands below
+        text = text.text(width())
     for line in str(text).splitlines():
-        print(line if read_by_program or "repeat: " in line else wrapped(line, width()), file=file, flush=True)
+        as_it_is = read_by_program or "repeat: " in line
+        print(line if as_it_is else wrapped(line, width()), file=file, flush=True)
 
 
-def say_table(table: Table[Any]) -> None:
-    """Print a table; what does not fit beside each other stands below."""
-    print(table.text(width()), flush=True)
-
-
-def say_json(name: str, data: object, file: Path | None = None) -> None:
-    """Print what a command found as JSON, or write it to a file.
-
-    Args:
-        name: of the command; ``schemas/<name>.json`` beside this file describes what is printed.
-        data: plain; a number's name says its unit.
-    """
+def json_text(name: str, data: object) -> str:
+    """Return the JSON of a command's data, as `schemas` describes it."""
     import torch
 
     versions = {"convgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    text = json.dumps(
-        {"schema": f"convgrad {name}", "schema_version": SCHEMA_VERSION, "arguments": _given, "versions": versions,
-         "data": data},
-        indent=2, allow_nan=False,
-    )  # fmt: skip
-    if file is None:
-        print(text, file=_json_goes_to[0], flush=True)
-    else:
-        file.write_text(text + "\n", encoding="utf-8")
+    whole = {"schema": f"convgrad {name}", "schema_version": SCHEMA_VERSION, "arguments": _given, "versions": versions}
+    return json.dumps({**whole, "data": data}, indent=2, allow_nan=False)
 
 
 @contextmanager
@@ -276,7 +286,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
     That is 0 success, 1 a failed check, 2 a bad request, 130 interrupted, 141 nobody reads the output any more.
     """
-    _given[:] = (sys.argv[1:] if args is None else args) or ["--help"]
+    _given[:], _mute[0] = (sys.argv[1:] if args is None else args) or ["--help"], False
     _join_words()
     commands: Any = typer.main.get_command(app)
     warnings.formatwarning = _warning

@@ -1,24 +1,23 @@
-"""``convgrad bench PROBLEM...``: a backend against the best that PyTorch does, checked first, timed alternately."""
+"""Each backend of a problem timed alternately with the best that PyTorch does, once it is checked."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..backends import COPY
 from ..check import check_problem, shrunk
 from ..diagnostics import BEYOND, TOO_LOW, Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
-from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
-from ..problem import PASSES, ConvProblem, Pass, passes_of
+from ..engine.measure import Ratio, compare, conditions
+from ..problem import PASSES, ConvProblem, Outputs, Pass, passes_of
 from ..tables import Columns, Table, csv_text
-from .app import fail, say, say_table
-from .bench_layers import pytorchs
-from .problem_arguments import read_problems
+from .app import Result, fail, say
 
 _CHECKED_FLOPS = 2_000_000  # the definition is slow: a large problem is checked at a reduced size
 _HOW_TO_READ = (
@@ -26,7 +25,6 @@ _HOW_TO_READ = (
     "interval; the backend's time is PyTorch's divided by it. Of the limit: the part of what this machine can do at "
     "best, by its memory and its arithmetic (convgrad explain shows both); above 100 % the operands came from a cache."
 )
-
 
 #: One output of a problem computed by one backend: the columns of the CSV; None and "" where it was not timed.
 Line = dict[str, Any]
@@ -37,18 +35,12 @@ _UNTIMED: Line = {
 }  # fmt: skip
 
 
-def _speed(line: Line) -> str:
-    if line["speed"] is None:
-        return "not timed"
-    return str(Ratio(line["speed"], line["speed_low"], line["speed_high"]))
-
-
 _COLUMNS: Columns[Line] = {
     "output": (itemgetter("output"), ""),
     "backend": (itemgetter("backend"), ""),
     "ms": (itemgetter("milliseconds"), ".4g"),
     "PyTorch ms": (itemgetter("pytorch_milliseconds"), ".4g"),
-    "speed": (_speed, ""),
+    "speed": (lambda x: str(Ratio(x["speed"], x["speed_low"], x["speed_high"])) if x["speed"] else "not timed", ""),
     "in": (itemgetter("pytorch_layout"), ""),
     "GFLOP/s": (itemgetter("gflops_per_second"), ".4g"),
     "of limit": (lambda line: line["of_limit"] and f"{100 * line['of_limit']:.3g} %", ">"),
@@ -57,23 +49,19 @@ _COLUMNS: Columns[Line] = {
 
 
 def run_problems(
-    what: list[str],
-    backend: list[str],
+    problems: Sequence[ConvProblem],
+    directions: Mapping[ConvProblem, Collection[Pass]],
+    names: list[str],
     outputs: Collection[str],
     place: torch.device,
     seconds: float,
-    keep: bool,
     limit: bool,
-    transposed: bool,
     as_csv: Path | None,
-) -> tuple[int, dict[str, Any]]:
-    """Time and print every problem; the exit status, and all as plain data."""
-    problems, directions = read_problems(what, transposed)
+) -> Result:
+    """Time and print every problem."""
     for problem in problems:
         if problem.empty:
             raise fail(f"{problem} is empty: there is nothing to time")
-    if keep:
-        keep_memory()
     lines: list[Line] = []
     interrupted = False
     try:
@@ -83,12 +71,13 @@ def run_problems(
             least = known and known.seconds(problem)
             try:
                 for pass_ in passes_of(outputs or directions.get(problem, PASSES)):
-                    for name in _backends(problem, pass_, backend, place):
-                        lines.append(_line(problem, pass_, name, place, seconds, least))
+                    for name in _backends(problem, pass_, names, place):
+                        line = {**_UNTIMED, "problem": str(problem), "output": pass_, "backend": name}
+                        lines.append(line | _timed(problem, pass_, name, place, seconds, least))
             finally:
                 if lines[before:]:
                     say(problem)
-                    say_table(Table(lines[before:], _COLUMNS))
+                    say(Table(lines[before:], _COLUMNS))
     except KeyboardInterrupt:
         interrupted = True
         say("convgrad: interrupted", sys.stderr)
@@ -100,8 +89,7 @@ def run_problems(
         as_csv.write_text(csv_text([[*_UNTIMED], *(line.values() for line in lines)]), encoding="utf-8")
     bad = any(line["wrong"] for line in lines) or all(line["speed"] is None for line in lines)
     rows = [{"fraction_of_limit" if name == "of_limit" else name: v for name, v in line.items()} for line in lines]
-    data = {"conditions": conditions(str(place)), "problems": rows}
-    return 130 if interrupted else int(bad), data
+    return Result({"conditions": conditions(str(place)), "problems": rows}, 130 if interrupted else int(bad))
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
@@ -110,39 +98,50 @@ def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch
     return names or [choose(problem, (pass_,), device)[0].backend.name]
 
 
-def _line(
+def stock_steps(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
+    """Return the steps of PyTorch as given, and through channels_last and back, where it can.
+
+    A sequence in channels_last is an image of one row.
+    """
+    found: dict[str, tuple[Step, ...]] = {}
+    for name in ("aten", "aten:channels_last"):
+        backend = get_backend(name + COPY * (problem.padding_mode != "zeros"))
+        each: tuple[Outputs, ...] = tuple((o,) for o in outputs)
+        for sets in ((outputs,), each):
+            if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):
+                found[name] = tuple(Step(backend, o, "requested by name") for o in sets)
+                break
+    return found
+
+
+def _timed(
     problem: ConvProblem, pass_: Pass, name: str, device: torch.device, seconds: float, least: float | None
 ) -> Line:
-    line = {**_UNTIMED, "problem": str(problem), "output": pass_, "backend": name}
-    backend, stock = get_backend(name), pytorchs(problem, (pass_,), device)
+    """The columns of a line that are found by running it."""
+    backend, stock = get_backend(name), stock_steps(problem, (pass_,), device)
     against = reasons_against(backend, problem, (pass_,), device)
     if not against and "aten" not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
-        return {**line, "note": "; ".join(against)}
+        return {"note": "; ".join(against)}
     small = shrunk(problem, _CHECKED_FLOPS, lambda p: not reasons_against(backend, p, (pass_,), device))
-    results = check_problem(name, small, pass_, device=device, properties=("exact", "bound"))
-    failed = [r for r in results if r.status == "failed"]
-    if failed:
-        return {**line, "note": f"wrong: {failed[0].message}", "wrong": True}
+    for result in check_problem(name, small, pass_, device=device, properties=("exact", "bound")):
+        if result.status == "failed":
+            return {"note": f"wrong: {result.message}", "wrong": True}
     candidates = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
     try:
         calls = trials({candidate: (problem, steps) for candidate, steps in candidates.items()}, (pass_,), device)
     except (RuntimeError, MemoryError):
-        return {**line, "note": "no memory for it"}
-    first = compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5)
-    best = min(stock, key=first.median)
-    seen = compare(
-        {candidate: calls[candidate] for candidate in ("mine", best)}, best, seconds=seconds / 2, device=device
-    )
-    took, speed = seen.seconds("mine"), seen.speedup("mine")
+        return {"note": "no memory for it"}
+    best = min(stock, key=compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5).median)
+    seen = compare({one: calls[one] for one in ("mine", best)}, best, seconds=seconds / 2, device=device)
+    took = seen.seconds("mine")
     return {
-        **line,
         "note": "" if small == problem else "checked at a reduced size",
         "milliseconds": took * 1e3,
         "gflops_per_second": problem.flops / took * 1e-9,
         "of_limit": least and least / took,
         "pytorch_milliseconds": seen.seconds(best) * 1e3,
         "pytorch_layout": "as given" if best == "aten" else best.removeprefix("aten:"),
-        **dict(zip(("speed", "speed_low", "speed_high"), speed, strict=True)),
+        **dict(zip(("speed", "speed_low", "speed_high"), seen.speedup("mine"), strict=True)),
     }

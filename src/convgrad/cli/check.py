@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..tables import counted
-from .app import command, device_here, fail, progress, say, say_json
-from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
+from . import options
+from .app import Result, command, device_here, fail, progress, say
+from .options import PROPERTIES, outputs_named
 
 if TYPE_CHECKING:
     import torch
@@ -27,26 +28,19 @@ _MOST_FLOPS = 2_000_000
 
 @command("check")
 def check(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="[PROBLEM|FILE]",
-            help="A problem, or a file of them; files of benchdnn too.",
-            autocompletion=problem_or(),
-        ),
-    ] = "",
-    backend: Backends = None,
-    output: Outputs = None,
-    transposed: Transposed = False,
-    device: Device = "cpu",
+    what: Annotated[str, options.what("[PROBLEM|FILE]", "A problem, or a file of them; files of benchdnn too.")] = "",
+    backend: options.Backends = None,
+    output: options.Outputs = None,
+    transposed: options.Transposed = False,
+    device: options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0, max=2**63 - 1)] = 0,
-    property_name: Properties = None,
+    property_name: options.Properties = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Check every property in a file, too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Check large problems at full size.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
     aten: Annotated[bool, typer.Option("--aten", help="Search PyTorch's own kernels for wrong results.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    as_json: options.AsJson = False,
+) -> Result:
     """Is every output right? The conformance suite, on one problem, a file, or the suite's own list.
 
     One problem, as it is, and the suite's own list are checked for every property. Those of a file are checked for
@@ -79,16 +73,13 @@ def check(
 
     if aten:
         findings, ended = search_and_record(60.0 if seconds is None else seconds, seed)
-        if as_json:
-            say_json("check", {"aten_findings": findings})
-        raise typer.Exit(int(bool(findings)) if ended else 130)
+        return Result({"aten_findings": findings}, int(bool(findings)) if ended else 130)
     problems = read_problems([what], transposed)[0] if what else _own_list(backend, transposed)
     single = len(problems) == 1
-    everything = thorough or single or not what
-    properties = tuple(property_name or (PROPERTIES if everything else _QUICK))
+    properties = tuple(property_name or (PROPERTIES if thorough or single or not what else _QUICK))
     outputs, place = outputs_named(output), device_here(device)
-    results: list[CheckResult] = []
-    checked, declined, reduced, stopped, start = 0, 0, 0, "", time.monotonic()
+    each: list[tuple[bool, list[CheckResult]]] = []  # of each problem: whether it is reduced, and its results
+    stopped, start = "", time.monotonic()
     try:
         with progress("checking", len(problems)) as advance:
             for problem in problems:
@@ -96,38 +87,35 @@ def check(
                     stopped = "time was up"
                     break
                 small = problem if full or single else shrunk(problem, _MOST_FLOPS, partial(_computed, backend, place))
-                any_checked = False
-                for name, result in _pairs(small, backend, outputs, place):
-                    found = check_problem(name, small, result, device=place, seed=seed, properties=properties)
-                    results += found
-                    any_checked |= any(r.property_name != "usable" for r in found)
-                    for r in found:
-                        if r.status in ("failed", "differs"):
-                            say(r)
-                reduced += small != problem and any_checked
-                checked, declined = checked + any_checked, declined + (not any_checked)
+                found = [
+                    result
+                    for name, one in _pairs(small, backend, outputs, place)
+                    for result in check_problem(name, small, one, device=place, seed=seed, properties=properties)
+                ]
+                each.append((small != problem, found))
+                for result in found:
+                    if result.status in ("failed", "differs"):
+                        say(result)
                 advance()
     except KeyboardInterrupt:
         stopped = "interrupted"
-    report, took = CheckReport("", tuple(results)), time.monotonic() - start
-    if as_json:
-        say_json("check", {
-            "problems": len(problems), "checked": checked, "not_checked": declined, "reduced": reduced,
+    report, took = CheckReport("", tuple(result for _, found in each for result in found)), time.monotonic() - start
+    checked = [reduced for reduced, found in each if any(r.property_name != "usable" for r in found)]
+    declined, reduced = len(each) - len(checked), sum(checked)
+    unusable = f", {declined} not checked" if declined else ""
+    before = {"": "", "interrupted": "interrupted after "}.get(stopped, f"stopped: {stopped} after ")
+    say(f"{before}{len(checked)} of {len(problems)} problems{unusable}: {report.counts} "
+        f"({', '.join(properties)}; {took:.0f} s)")  # fmt: skip
+    if reduced:
+        say(f"{counted(reduced)} checked at a reduced size; --full checks them as they are")
+    for reason in report.reasons():
+        say(reason)
+    if not report.passed and not report.failures:
+        say("nothing could be checked")
+    data = {"problems": len(problems), "checked": len(checked), "not_checked": declined, "reduced": reduced,
             "stopped": stopped, "properties": list(properties), "took_seconds": took, "ok": report.ok,
-            "results": [_plain(r) for r in results],
-        })  # fmt: skip
-    else:
-        unusable = f", {declined} not checked" if declined else ""
-        before = {"": "", "interrupted": "interrupted after "}.get(stopped, f"stopped: {stopped} after ")
-        lines = [f"{before}{checked} of {len(problems)} problems{unusable}: {report.counts} "
-                 f"({', '.join(properties)}; {took:.0f} s)"]  # fmt: skip
-        if reduced:
-            lines.append(f"{counted(reduced)} checked at a reduced size; --full checks them as they are")
-        lines += report.reasons()
-        if not report.passed and not report.failures:
-            lines.append("nothing could be checked")
-        say("\n".join(lines))
-    raise typer.Exit(130 if stopped == "interrupted" else int(not report.ok))
+            "results": [_plain(r) for r in report.results]}  # fmt: skip
+    return Result(data, 130 if stopped == "interrupted" else int(not report.ok))
 
 
 def _own_list(names: list[str] | None, transposed: bool) -> list[ConvProblem]:
@@ -165,24 +153,20 @@ def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], 
         try:
             for found in search_aten(seconds, seed, look):
                 record(found)
-                findings.append({"problem": str(found.problem), "output": found.output, "what": found.what,
-                                 "repeat": found.repeat})  # fmt: skip
+                findings.append(found._asdict() | {"problem": str(found.problem)})
                 say(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
-                print(f"  to report it: {found.repeat}", flush=True)  # in one line, to be copied
+                say(f"  to repeat: {found.repeat}")
         except KeyboardInterrupt:
             ended = False
-    before_it = "" if ended else "interrupted after "
     avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if findings else ""
-    beyond = "beyond what is known (convgrad info --all)"
-    say(f"{before_it}PyTorch's kernels on {done} problems with poisoned memory: "
-        f"{len(findings)} found wrong {beyond}{avoided}")  # fmt: skip
+    say(f"{'' if ended else 'interrupted after '}PyTorch's kernels on {done} problems with poisoned memory: "
+        f"{len(findings)} found wrong beyond what is known (convgrad info --all){avoided}")  # fmt: skip
     return findings, ended
 
 
 def _plain(r: CheckResult) -> dict[str, Any]:
-    names = ("backend", "output", "property_name", "status", "message", "seed", "device")
-    found: dict[str, Any] = {"problem": str(r.problem), **{name: getattr(r, name) for name in names}}
-    found |= {name: value if isfinite(value) else None for name, value in (("worst", r.worst), ("bound", r.bound))}
+    found: dict[str, Any] = {name: value for name, value in vars(r).items() if name != "operands"}
+    found |= {"problem": str(r.problem)} | {name: None for name in ("worst", "bound") if not isfinite(found[name])}
     return found | ({"repeat": r.command} if r.status in ("failed", "differs") else {})
 
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import command, device_here, fail, say, say_json, width
+from . import options
+from .app import Result, command, device_here, fail, say, width
 from .models import MODELS, explained
-from .options import (
-    AsJson,
-    ChannelsLast,
-    Dtype,
-    Input,
-    Machines,
-    Outputs,
-    is_problem,
-    outputs_named,
-    problem_or,
-    writable,
-)
+from .options import is_problem, only_for, outputs_named
+from .report import profile_of
 
 if TYPE_CHECKING:
     import torch
@@ -32,53 +23,23 @@ if TYPE_CHECKING:
     from ..problem import Output
 
 
-@dataclass(frozen=True)
-class Place:
-    """A machine, and the dtype and layout to explain for it."""
-
-    machine: Machine
-    dtype: torch.dtype | None
-    channels_last: bool
-
-    @classmethod
-    def parse(cls, text: str) -> Place:
-        """Read ``"h100 bfloat16 channels_last"``: dtype and layout may stand among the words of the description."""
-        from ..diagnostics import Machine
-        from ..problem_text import DTYPES
-
-        words = text.replace(",", " ").split()
-        dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
-        rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
-        return cls(Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words)
-
-
 @command("explain")
 def explain_command(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROBLEM|MODEL",
-            help="A problem, a model's name, or module:factory.",
-            autocompletion=problem_or(*MODELS),
-        ),
-    ],
-    device: Machines = None,
-    output: Outputs = None,
+    what: Annotated[str, options.what("PROBLEM|MODEL", "A problem, a model's name, or module:factory.", *MODELS)],
+    device: options.Machines = None,
+    output: options.Outputs = None,
     layer: Annotated[str, typer.Option("--layer", "-l", help="Part of a layer's name, 7x7, depthwise, ...")] = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
-    shape: Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
+    shape: options.Input = "",
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time it on this machine.")] = None,
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every backend, unusable ones too; every layer.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", help="Also draw the roofline into this file, in the format of its ending.", callback=writable
-        ),
+        Path | None, options.file("--plot", help="Also draw the roofline into this file, in the format of its ending.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+    as_json: options.AsJson = False,
+) -> Result:
     """Show which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
     One layer is measured here unless --no-measure; a whole model is a table of its convolutions and their kernels, for
@@ -96,90 +57,76 @@ def explain_command(
 
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
+    from ..diagnostics import measured
     from ..problem_text import DTYPES
 
     of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
-    for option in (name for name, given in of_models.items() if given and is_problem(what)):
-        raise fail(f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it')
-    places, outputs = [Place.parse(text) for text in device or ["here"]], outputs_named(output)
-    if measure and not any(place.machine.is_here for place in places):
+    only_for("model", what, not is_problem(what), of_models, f'"{what} bfloat16 channels_last" states it')
+    places, outputs, single = [_place(text) for text in device or ["here"]], outputs_named(output), is_problem(what)
+    if measure and not any(machine.is_here for machine, *_ in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
-    if measure and not (layer or is_problem(what)):
-        _whole_step(what, places, output, shape, dtype, channels_last, everything, as_json)
-        return
-    if rules and not (layer or is_problem(what)):
+    if measure and not (layer or single):
+        if output or len(places) > 1:
+            raise fail("--measure times a model's whole step, here, every output", "name some layers with --layer")
+        ((machine, stated, last),) = places
+        of, last = str(stated).removeprefix("torch.") if stated else dtype, channels_last or last
+        profile = profile_of(what, device_here(machine.device_type), shape, of, last)
+        say(profile.text(min(width(), 100), everything=everything))
+        return Result(profile.to_dict(), command="report")
+    if rules and not (layer or single):
         raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
     models: list[ModelExplanation] = []
     answers: list[Explanation] = []
-    if is_problem(what):
-        answers = [_one(what, p, outputs, measure) for p in places]
-    else:
-        for place in places:
-            wanted, last = place.dtype or DTYPES[dtype or "float32"], place.channels_last or channels_last
-            models.append(explained(what, place.machine, wanted, last, shape, outputs))
-        if layer:
-            answers = _details([m.select(layer) for m in models], measure)
-            models = []
+    for machine, stated, last in places:
+        if single:
+            answers.append(_explained(what, machine, stated, last, outputs))
+        else:
+            of = stated or DTYPES[dtype or "float32"]
+            models.append(explained(what, machine, of, last or channels_last, shape, outputs))
+    if layer:
+        answers, models = _of_layers(models, layer), []
+    if measure is not False:
+        answers = [measured(answer) if answer.machine.is_here else answer for answer in answers]
     if plot is not None:
         _draw(answers or models, plot)
-    if as_json:
-        say_json("explain", {"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
-        return
-    for i, text in enumerate(
-        [*(m.text(width()) for m in models), *(a.text(width(), everything=everything) for a in answers)]
-    ):
-        print(text if not i else f"\n{text}")
-        if rules and answers:
-            _print_rules(answers[i])
+    texts = [
+        *(model.text(width()) for model in models),
+        *(answer.text(width(), everything=everything) + (_rules(answer) if rules else "") for answer in answers),
+    ]
+    say("\n\n".join(texts))
+    return Result({"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
 
 
-def _whole_step(
-    what: str,
-    places: list[Place],
-    output: list[str] | None,
-    shape: str,
-    dtype: str,
-    channels_last: bool,
-    everything: bool,
-    as_json: bool,
-) -> None:
-    from .report import profile_of
+def _place(text: str) -> tuple[Machine, torch.dtype | None, bool]:
+    """Read ``"h100 bfloat16 channels_last"``: a machine, among whose words a dtype and the layout may stand."""
+    from ..diagnostics import Machine
+    from ..problem_text import DTYPES
 
-    if output or len(places) > 1:
-        raise fail("--measure times a model's whole step, here and with every output", "name some layers with --layer")
-    dtypes = [str(places[0].dtype).removeprefix("torch.")] if places[0].dtype else [dtype]
-    last = channels_last or places[0].channels_last
-    profile = profile_of(what, device_here(places[0].machine.device_type), shape, dtypes[0], last)
-    if as_json:
-        say_json("report", profile.to_dict())
-    else:
-        print(profile.text(min(width(), 100), everything=everything))
+    words = text.replace(",", " ").split()
+    dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
+    rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
+    return Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words
 
 
-def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:
+def _explained(
+    text: str, machine: Machine, dtype: torch.dtype | None, channels_last: bool, outputs: tuple[Output, ...] | None
+) -> Explanation:
     from .._compat import channels_last_of
     from ..diagnostics import explain_problem
     from ..problem import ConvProblem
 
     problem = ConvProblem.parse(text)
-    problem = problem.replace(dtype=place.dtype or problem.dtype)
-    if place.channels_last:
+    if channels_last:
         problem = problem.replace(memory_format=channels_last_of(problem.ndim))
-    return explain_problem(problem, outputs, place.machine, measure=measure is not False and place.machine.is_here)
+    return explain_problem(problem.replace(dtype=dtype or problem.dtype), outputs, machine)
 
 
-def _details(models: list[ModelExplanation], measure: bool | None) -> list[Explanation]:
+def _of_layers(models: list[ModelExplanation], words: str) -> list[Explanation]:
     """Layer by layer, for one machine after another; a linear layer counts as a convolution on a CPU only."""
-    from ..diagnostics import measured
-
     result: dict[tuple[str, ...], list[Explanation]] = {}
-    for layer in (layer for model in models for layer in model):
+    for layer in (layer for model in models for layer in model.select(words)):
         result.setdefault(layer.names, []).append(layer.explanation)
-    return [
-        measured(one) if measure is not False and one.machine.is_here else one
-        for machines in result.values()
-        for one in machines
-    ]
+    return list(chain(*result.values()))
 
 
 def _draw(answers: list[Explanation] | list[ModelExplanation], path: Path) -> None:
@@ -190,9 +137,8 @@ def _draw(answers: list[Explanation] | list[ModelExplanation], path: Path) -> No
     answers[0].plot(path)
 
 
-def _print_rules(answer: Explanation) -> None:
-    aten = answer.aten
-    forward = any(r.output == answer.problem.bias_pass for r in answer.rows)
-    say("why PyTorch itself runs what it runs:")
-    for decision in (aten.backend if forward else aten.gradient_backend, aten.memory_format):
-        say(indent(str(decision), "  "))
+def _rules(answer: Explanation) -> str:
+    """PyTorch's own rules for a problem, one by one."""
+    aten, forward = answer.aten, any(r.output == answer.problem.bias_pass for r in answer.rows)
+    decisions = (aten.backend if forward else aten.gradient_backend, aten.memory_format)
+    return "\nwhy PyTorch itself runs what it runs:\n" + "\n".join(indent(str(one), "  ") for one in decisions)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..tables import counted, wrapped
-from .app import command, say, say_json, width
+from .app import Result, command, say, width
 from .options import BACKENDS, AsJson
+
+if TYPE_CHECKING:
+    from ..backends import Backend
 
 #: Everyday layers, for which each backend says whether it can compute them.
 _SAMPLES = {
@@ -26,7 +29,7 @@ def info(
     everything: Annotated[bool, typer.Option("--all", help="Every backend's reasons, every known defect.")] = False,
     again: Annotated[bool, typer.Option("--measure", help="Measure this machine's limits first.")] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Versions, device, backends, settings in force, paths; with --all every backend's reasons too.
 
     Examples:
@@ -48,24 +51,17 @@ def info(
         for dtype in dict.fromkeys([torch.float32, *known]):
             measure_limits(dtype, device)
     data = gather()
-    if as_json:
-        say_json("info", data)
-        return
+    room = min(20, width() // 3)
     for name, text in _all(data) if everything else _short(data):
-        if not text:
-            say(name)
-            continue
-        room = min(20, width() // 3)
-        print(wrapped(f"{name:<{room}}  {text}", width(), " " * (room + 4)))
+        say(wrapped(f"{name:<{room}}  {text}", width(), " " * (room + 4)) if text else name)
+    return Result(data)
 
 
 # ---- what there is -------------------------------------------------------------------------------
 
 
 def gather() -> dict[str, Any]:
-    """Everything that `info` shows, as plain data."""
-    from dataclasses import asdict
-
+    """Return everything that `info` shows, as plain data."""
     import torch
 
     from .. import __version__, settings
@@ -73,11 +69,11 @@ def gather() -> dict[str, Any]:
     from ..backends import DEFECTS
     from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of
     from ..engine import backends, measurements, recorded, store
-    from ..engine.ab_timer import conditions
+    from ..engine.measure import conditions
 
     machine, folder, cudnn = Machine.here(), store.folder(), torch.backends.cudnn
-    limits = limits_of(machine, torch.float32)
-    devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    limits, on_gpu = limits_of(machine, torch.float32), torch.cuda.is_available()
+    kind = "cuda" if on_gpu else "cpu"
     defects = [{"name": d.name, "what": d.happens, "when": d.when} for d in DEFECTS if d.here()]
     defects += [{"name": f"{f.output} of {f.problem}", "what": f.what, "when": "found here"} for f in recorded()]
     return {
@@ -86,16 +82,19 @@ def gather() -> dict[str, Any]:
             "torch": torch.__version__,
             "python": platform.python_version(),
             "triton": package_version("triton"),
-            "cudnn": str(torch.backends.cudnn.version()) if torch.cuda.is_available() else None,
+            "cudnn": str(cudnn.version()) if on_gpu else None,
             "modelled_torch": list(MODELLED_VERSIONS),
         },
         "machine": {
             "here": conditions("cpu"),
             "atens_rules_see": str(machine),
-            "limits": None if limits is None else asdict(limits),
-            "devices": devices,
+            "limits": limits and vars(limits),
+            "devices": [
+                "cpu",
+                *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
+            ],
         },
-        "backends": {name: _backend(name, devices[-1].split(":")[0]) for name in backends()},
+        "backends": {name: _backend(backend, kind) for name, backend in backends().items()},
         "settings": {
             "deterministic": settings.deterministic(),
             "cudnn_enabled": cudnn.enabled,
@@ -104,11 +103,11 @@ def gather() -> dict[str, Any]:
             "cudnn_tf32": settings.cudnn_allows_tf32(),
             "mkldnn_enabled": settings.mkldnn(),
             "threads": settings.threads(),
-            "measuring_fraction_of_time": settings.measuring_share(torch.device(devices[-1].split(":")[0])),
+            "measuring_fraction_of_time": settings.measuring_share(torch.device(kind)),
         },
         "pytorch_defects": defects,
         "store": {
-            "folder": None if folder is None else str(folder),
+            "folder": folder and str(folder),
             "obstacle": store.obstacle() or None,
             "measured": measurements.summary(),
             "verified": len(store.items("verified")),
@@ -118,18 +117,18 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _backend(name: str, device: str) -> dict[str, Any]:
+def _backend(backend: Backend, device: str) -> dict[str, Any]:
     import torch
 
-    from ..engine import backends, reasons_against
+    from ..engine import reasons_against
     from ..problem import PASSES, ConvProblem
 
-    backend, layers = backends()[name], {}
+    layers = {}
     for kind, text in _SAMPLES.items():
-        problem = ConvProblem.parse(text)
-        reasons = {p: reasons_against(backend, problem, (p,), torch.device(device)) for p in PASSES}
+        problem, place = ConvProblem.parse(text), torch.device(device)
+        reasons = {p: reasons_against(backend, problem, (p,), place) for p in PASSES}
         usable = [p for p, against in reasons.items() if not against]
-        layers[kind] = {"passes": usable, "reasons_against": next((r for r in reasons.values() if r), [])}
+        layers[kind] = {"passes": usable, "reasons_against": next(filter(None, reasons.values()), [])}
     return {"summary": backend.summary, "device": device, "layers": layers}
 
 
@@ -142,18 +141,15 @@ def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
     if missing := why_absent():
         yield f"NO COMPILED KERNELS: {missing}", ""
-    versions, machine, store = data["versions"], data["machine"], data["store"]
+    versions, machine, store, backends = (data[title] for title in ("versions", "machine", "store", "backends"))
     yield "versions", ", ".join(f"{name} {versions[name] or 'none'}" for name in list(versions)[:5])
     yield "machine", machine["here"]
     yield "limits", _limits(machine["limits"])
     yield "devices", ", ".join(machine["devices"])
-    can = [name for name, b in data["backends"].items() if any(x["passes"] for x in b["layers"].values())]
-    device = machine["devices"][-1].split(":")[0]
-    yield "backends", f"on {device} for float32 layers: {', '.join(can)}"
-    yield "not for these", f"{', '.join(n for n in data['backends'] if n not in can)} (why: convgrad info --all)"
-    for name, backend in data["backends"].items():
-        if name not in BACKENDS:
-            yield f"  {name}", backend["summary"]
+    can = [name for name, b in backends.items() if any(x["passes"] for x in b["layers"].values())]
+    yield "backends", f"on {backends['aten']['device']} for float32 layers: {', '.join(can)}"
+    yield "not for these", f"{', '.join(n for n in backends if n not in can)} (why: convgrad info --all)"
+    yield from ((f"  {name}", backend["summary"]) for name, backend in backends.items() if name not in BACKENDS)
     settings = data["settings"]
     on = [name for name, value in settings.items() if value is True]
     share = settings["measuring_fraction_of_time"]
@@ -161,8 +157,8 @@ def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "settings", f"{', '.join(on)}; threads {settings['threads']}; {measuring}"
     count = len(data["pytorch_defects"])
     yield "PyTorch's defects", f"{count} known here and avoided (which: convgrad info --all)"
-    lost = [f"cannot be written ({store['obstacle']}): what is measured is forgotten"] * bool(store["obstacle"])
-    yield "store", "; ".join([store["folder"] or "off", *lost])
+    lost = f"; cannot be written ({store['obstacle']}): what is measured is forgotten" if store["obstacle"] else ""
+    yield "store", (store["folder"] or "off") + lost
     yield from (("", text) for text in _measured(store["measured"]))
     yield "package", data["paths"]["package"]
 
@@ -185,8 +181,7 @@ def _all(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
             text = said.get(name) or (", ".join(value) if isinstance(value, list) else value)
             yield f"  {name}", "none" if text is None else str(text)
     yield "PyTorch's kernels are wrong", ""
-    for defect in data["pytorch_defects"]:
-        yield f"  {defect['name']}", f"{defect['what']}: {defect['when']}"
+    yield from ((f"  {defect['name']}", f"{defect['what']}: {defect['when']}") for defect in data["pytorch_defects"])
 
 
 def _limits(limits: dict[str, Any] | None) -> str:

@@ -6,7 +6,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,21 +30,17 @@ class Model:
     Args:
         config: transformers' class of its configuration.
         options: what differs from that class's defaults: the published small variant, few layers of a kind.
-        input: what one sample is: an image (without its size, which is free), or the length of a sequence.
+        input: the shape of one sample: of an image, whose size is free, or the length of a sequence.
         vocabulary: of a model that reads numbers of words.
     """
 
     config: str
     options: dict[str, Any] = field(default_factory=dict)
-    input: tuple[int, ...] = (3,)
+    input: tuple[int, ...] = (3, 224, 224)
     vocabulary: int = 0
 
-    @property
-    def image(self) -> bool:
-        return self.input == (3,)
-
     def build(self) -> nn.Module:
-        """On the device of the block; on meta it takes no memory."""
+        """Return the model on the device of the block; on meta it takes no memory."""
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         try:
             transformers = importlib.import_module("transformers")
@@ -56,22 +53,6 @@ class Model:
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
         return net
-
-    def sample(
-        self,
-        batch: int = 2,  # normalization in training needs more than one
-        size: int = 224,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-        shape: tuple[int, ...] = (),
-    ) -> torch.Tensor:
-        """An input of a shape; else images of size x size, or sequences of the model's own length."""
-        import torch
-
-        shape = shape or ((batch, *self.input, size, size) if self.image else (batch, *self.input))
-        if self.vocabulary:
-            return torch.randint(self.vocabulary, shape, device=device)
-        return torch.randn(shape, dtype=dtype, device=device)
 
 
 MODELS = {
@@ -93,77 +74,11 @@ MODELS = {
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
-def explained(
-    name: str,
-    machine: Machine,
-    dtype: torch.dtype,
-    channels_last: bool,
-    input: torch.Tensor | str = "",
-    outputs: tuple[Output, ...] | None = None,
-) -> ModelExplanation:
-    """Explain each convolution of a model, which is built without memory.
-
-    Args:
-        input: an example, or its shape; else what the model's function gives, or the model's usual one.
-    """
-    from ..diagnostics import Explanation, Layer, ModelExplanation, explain
-    from ..models import arguments
-
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise fail(f"PyTorch makes no model of {dtype}", f"one of {', '.join(DTYPES)}")
-    net, given = build(name, "meta")
-    net = net.to(dtype=dtype)
-    if not isinstance(input, str):
-        given = input
-    elif input or given is None:
-        given = example_input(name, input, dtype)
-    if channels_last:
-        net, given = in_channels_last(net, given)
-    given = in_dtype(given, dtype)
-    args, kwargs = arguments(given)
-    result = explain(net, *args, **kwargs, device=machine, outputs=outputs)
-    if isinstance(result, Explanation):
-        return ModelExplanation(result.machine, (Layer((name,), name, result),))
-    return result
-
-
-def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
-    """Return a model's inputs with their real numbers in a dtype."""
-    import torch
-    from torch.utils._pytree import tree_map
-
-    def turned(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    return tree_map(turned, inputs)
-
-
-def has_images(inputs: Any) -> bool:
-    """Whether something that a model is called with, an image or a volume, can lie in channels_last."""
-    from torch.utils._pytree import tree_leaves
-
-    return any(getattr(value, "ndim", 0) in (4, 5) for value in tree_leaves(inputs))
-
-
-def in_channels_last(net: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
-    """A model and what it is called with in channels_last; an error for the user where there is no image."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    from .._compat import channels_last_of
-
-    def turned(t: torch.Tensor) -> torch.Tensor:
-        return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if t.dim() in (4, 5) else t
-
-    if not has_images(inputs):
-        raise fail("--channels-last needs an input that is an image or a volume")
-    for t in (*net.parameters(), *net.buffers()):
-        t.data = turned(t.data)
-    return net, tree_map_only(torch.Tensor, turned, inputs)
+# ---- a model by its name ---------------------------------------------------------------------------
 
 
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
-    """The model on a device, and what its function gives to call it with; None where that gives the model alone.
+    """Return the model on a device, and the inputs that its function returns with it, or None.
 
     Where its function needs values, it is made on the CPU instead of on meta.
     """
@@ -193,25 +108,8 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     return model, inputs
 
 
-def models_named(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Return the models that are meant, the user's own and files last; all that are known where none is named."""
-    known = list(known)
-    own = [name for name in names if ":" in name or Path(name).is_file()]
-    unknown = [name for name in names if name not in known and name not in own]
-    if unknown:
-        raise fail(f"there is no model {unknown[0]!r}", f"one of {', '.join(known)}, or module:factory")
-    return [*(name for name in known if name in names or not names), *dict.fromkeys(own)]
-
-
-def takes_images(name: str) -> bool:
-    """Whether a model can be called in channels_last."""
-    known = _known(name)
-    inputs = None if known else build(name, "meta")[1]
-    return known.image if known else inputs is None or has_images(inputs)
-
-
 def _known(name: str) -> Model | None:
-    """The model that is meant, whatever its spelling, or its first variant: ``MobileNet-V2``, ``convnext``."""
+    """Return the model that is meant, whatever its spelling, or its first variant: ``MobileNet-V2``, ``convnext``."""
     letters = re.sub(r"[-_\s]", "", name.lower())
     whole = {key.replace("_", ""): model for key, model in MODELS.items()}
     variants = {re.sub(r"(_\w+|\d\d+)$", "", key): model for key, model in reversed(MODELS.items())}
@@ -236,15 +134,105 @@ def _own(name: str) -> Callable[[], Any]:
     return result
 
 
-def model_named(name: str) -> Model:
-    """Return the entry of a model; a user's model without example inputs is taken for one of images."""
-    return _known(name) or Model("")
-
-
-def example_input(name: str, shape: str, dtype: torch.dtype, device: torch.device | str = "meta") -> torch.Tensor:
-    """An input of the shape that is given as ``1x3x224x224``, or the model's usual one."""
-    sizes = tuple(map(int, shape.split("x"))) if shape else ()
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Make an error that a model raises where it is called one for the user."""
     try:
-        return model_named(name).sample(device=device, dtype=dtype, shape=sizes)
+        yield
+    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
+        raise fail(
+            f"{name!r} raised {type(error).__name__}: {error}",
+            "--input states the shape of its input; or its function returns (model, example_inputs)",
+        ) from error
+
+
+def explained(
+    name: str,
+    machine: Machine,
+    dtype: torch.dtype,
+    channels_last: bool,
+    shape: str = "",
+    outputs: tuple[Output, ...] | None = None,
+) -> ModelExplanation:
+    """Explain each convolution of a model, which is built without memory."""
+    from ..diagnostics import Explanation, Layer, ModelExplanation, explain
+    from ..models import arguments
+
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise fail(f"PyTorch makes no model of {dtype}", f"one of {', '.join(DTYPES)}")
+    net, given = with_inputs(name, "meta", dtype, channels_last, shape)
+    args, kwargs = arguments(given)
+    result = explain(net, *args, **kwargs, device=machine, outputs=outputs)
+    if isinstance(result, Explanation):
+        return ModelExplanation(result.machine, (Layer((name,), name, result),))
+    return result
+
+
+# ---- its inputs ------------------------------------------------------------------------------------
+
+
+def with_inputs(
+    name: str,
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+    channels_last: bool = False,
+    shape: str = "",
+) -> tuple[nn.Module, Any]:
+    """Return a model and its inputs, in a dtype and a layout.
+
+    Args:
+        dtype: of its parameters and of inputs that are real; None: as its function made them.
+        shape: of its input; else it gets what its function returns, or two samples of the usual size.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    net, given = build(name, device)
+    if str(device) != "meta":
+        net = net.to(device)
+    if shape or given is None:
+        with torch.device(device):
+            given = example_input(name, shape)
+    if dtype is not None:
+        net = net.to(dtype=dtype)
+        given = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, given)
+    return in_channels_last(net, given) if channels_last else (net, given)
+
+
+def example_input(name: str, shape: str = "") -> torch.Tensor:
+    """Return an input of a shape, or of two samples, as normalization in training needs more than one.
+
+    A user's model without example inputs is taken for one of images.
+    """
+    import torch
+
+    model = _known(name) or Model("")
+    sizes = tuple(map(int, shape.split("x"))) if shape else (2, *model.input)
+    try:
+        return torch.randint(model.vocabulary, sizes) if model.vocabulary else torch.randn(sizes)
     except (RuntimeError, TypeError):
-        raise fail(f"an input of {shape or 'the usual shape'} in {dtype} does not fit in any memory") from None
+        raise fail(f"an input of {shape or 'the usual shape'} does not fit in any memory") from None
+
+
+def has_images(inputs: Any) -> bool:
+    """Return whether something that a model is called with, an image or a volume, can be in channels_last."""
+    from torch.utils._pytree import tree_leaves
+
+    return any(getattr(value, "ndim", 0) in (4, 5) for value in tree_leaves(inputs))
+
+
+def in_channels_last(net: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
+    """Return a model and its inputs in channels_last; an error for the user where there is no image."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    from .._compat import channels_last_of
+
+    def converted(t: torch.Tensor) -> torch.Tensor:
+        return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if t.dim() in (4, 5) else t
+
+    if not has_images(inputs):
+        raise fail("--channels-last needs an input that is an image or a volume")
+    for t in (*net.parameters(), *net.buffers()):
+        t.data = converted(t.data)
+    return net, tree_map_only(torch.Tensor, converted, inputs)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import command, say, say_json
+from .app import Result, command, say
 from .options import AsJson
 
 _DIRECT = (
@@ -22,7 +22,7 @@ def names(
         str, typer.Argument(metavar="NAME", help="A function of ATen, an old one, a backend, conv2d, finput, ...")
     ],
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show which function is the backward of another, what it allocates, and what to call today.
 
     Examples:
@@ -49,7 +49,5 @@ def names(
         if old in direct.__all__:
             data["direct_function"] = f"convgrad.direct.{old}"
             text += f"\nunder its old name: convgrad.direct.{old}"
-    if as_json:
-        say_json("names", data)
-    else:
-        say(text)
+    say(text)
+    return Result(data)

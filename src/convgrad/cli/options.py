@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..problem import Output
 
 LAYOUTS: Final = ("contiguous", "channels_last")
-#: In the last, stock is contiguous and ours may be turned to channels_last.
-STEP_LAYOUTS: Final = (*LAYOUTS, "auto")
 OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")
 PROPERTIES: Final = (
     "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",
@@ -39,8 +37,6 @@ BACKENDS: Final = (
     "aten:contiguous", "aten:padded", "aten:matmul", "aten:patches", "native:avx2", "native:amx", "native:winograd",
     "aten:cudnn", "aten:miopen", "aten:mkldnn", "aten:native",
 )  # fmt: skip
-#: What the name of a backend may end with, for a problem with a padding mode.
-COPY: Final = " (padded copy)"
 #: Machines that need not be here; more words say more, see `convgrad.diagnostics.Machine.parse`.
 MACHINES: Final = (
     "here", "a100", "h100", "h200", "b200", "v100", "t4", "l4", "rtx4090", "rtx5090", "mi250x", "mi300x", "xpu", "mps",
@@ -71,19 +67,36 @@ def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
     return tuple(o for o in OUTPUTS if o in names) if names else None
 
 
-# ---- checked -------------------------------------------------------------------------------------
+# ---- checked and completed -----------------------------------------------------------------------
 
 
-def known(what: str, names: Collection[str]) -> Callable[[Any], Any]:
-    """For typer: refuse what is none of the names."""
+def only_for(kind: str, what: str, is_one: bool, options: dict[str, object], hint: str = "") -> None:
+    """Refuse the options that are given with something that is not of the kind for which they are."""
+    for option, given in options.items():
+        if given and not is_one:
+            raise fail(f"{option} is for a {kind}, and {what!r} is none", hint)
+
+
+def _one_of(flags: tuple[str, ...], names: tuple[str, ...], help: str, **settings: Any) -> Any:
+    """An option whose values, one or several, are some of the names."""
 
     def check(given: str | list[str] | None) -> str | list[str] | None:
         for name in [given] if isinstance(given, str) else given or ():
             if name and name not in names:
-                raise fail(f"unknown {what} {name!r}", f"one of {', '.join(names)}")
+                raise fail(f"unknown {flags[0].lstrip('-')} {name!r}", f"one of {', '.join(names)}")
         return given
 
-    return check
+    return typer.Option(*flags, help=help, callback=check, autocompletion=words(lambda: names), **settings)
+
+
+def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For typer: those of the names that begin as the word does."""
+
+    def complete(incomplete: str) -> list[str]:
+        before = before_the_word()
+        return [name[len(before) :] for name in known() if name.startswith(before + incomplete)]
+
+    return complete
 
 
 def _backends() -> Iterable[str]:
@@ -94,7 +107,7 @@ def _backends() -> Iterable[str]:
 
 def _known_backends(given: list[str] | None) -> list[str] | None:
     for name in given or ():
-        if name != "all" and name.removesuffix(COPY) not in _backends():
+        if name != "all" and name.removesuffix(" (padded copy)") not in _backends():
             raise UnknownNameError.of("no backend is called", name, [*_backends()])
     return given
 
@@ -114,48 +127,40 @@ def writable(file: Path | None) -> Path | None:
     return file and file.absolute()
 
 
-# ---- completed -----------------------------------------------------------------------------------
-
-
-def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """For typer: those of the names that begin as the word does."""
-
-    def complete(incomplete: str) -> list[str]:
-        before = before_the_word()
-        return [name[len(before) :] for name in known() if name.startswith(before + incomplete)]
-
-    return complete
-
-
-def _continued(incomplete: str) -> list[str]:
-    """Each field that may follow in the text of a problem; the shell itself completes a file's name."""
-    if not re.fullmatch(r"((g|mb|ic|oc|[iokspd][dhw])\d+)+[a-z]?", incomplete):
-        return []
-    given = re.findall(r"[a-z]+", incomplete.rstrip("abcdefghijklmnopqrstuvwxyz"))
-    axes = {field[1] for field in given if field[1:] in ("d", "h", "w")} or {"d", "h", "w"}
-    fields = ["g", "mb", "ic", "oc", *(letter + axis for letter in "iokspd" for axis in "dhw" if axis in axes)]
-    begun = re.sub(r"[a-z]$", "", incomplete)
-    result = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
-    return result if len(result) > 1 else []  # the shell would put a space behind the only one
-
-
 def problem_or(*names: str) -> Callable[[str], list[str]]:
-    """For typer: the fields of a problem, or one of the names."""
+    """For typer: one of the names, or the fields that may follow in the text of a problem."""
     named = words(lambda: names)
 
     def complete(incomplete: str) -> list[str]:
-        return named(incomplete) or _continued(incomplete)
+        if not re.fullmatch(r"((g|mb|ic|oc|[iokspd][dhw])\d+)+[a-z]?", incomplete):
+            return named(incomplete)
+        given = re.findall(r"[a-z]+", incomplete.rstrip("abcdefghijklmnopqrstuvwxyz"))
+        axes = {field[1] for field in given if field[1:] in ("d", "h", "w")} or {"d", "h", "w"}
+        fields = ["g", "mb", "ic", "oc", *(letter + axis for letter in "iokspd" for axis in "dhw" if axis in axes)]
+        begun = re.sub(r"[a-z]$", "", incomplete)
+        result = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
+        return result if len(result) > 1 else []  # the shell would put a space behind the only one
 
     return complete
 
 
 # ---- options -------------------------------------------------------------------------------------
 
+
+def what(metavar: str, help: str, *names: str) -> Any:
+    """An argument that is a problem, or has a name."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=problem_or(*names))
+
+
+def file(*flags: str, help: str) -> Any:
+    """An option that names a file to be written."""
+    return typer.Option(*flags, help=help, callback=writable)
+
+
 Outputs = Annotated[
     list[str] | None,
-    typer.Option("--output", "-o", metavar="OUTPUT", help="One of " + ", ".join(OUTPUTS) + "; may be repeated.",
-                 callback=known("output", OUTPUTS), autocompletion=words(lambda: OUTPUTS)),
-]  # fmt: skip
+    _one_of(("--output", "-o"), OUTPUTS, f"One of {', '.join(OUTPUTS)}; may be repeated.", metavar="OUTPUT"),
+]
 Backends = Annotated[
     list[str] | None,
     typer.Option("--backend", "-b", metavar="NAME", help="Its name, or 'all'; by default the one that would be chosen.",
@@ -163,16 +168,11 @@ Backends = Annotated[
 ]  # fmt: skip
 Properties = Annotated[
     list[str] | None,
-    typer.Option("--property", metavar="NAME",
-                 help=f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.",
-                 callback=known("property", (*PROPERTIES, *STRESS)),
-                 autocompletion=words(lambda: (*PROPERTIES, *STRESS))),
+    _one_of(("--property",), (*PROPERTIES, *STRESS),
+            f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.", metavar="NAME"),
 ]  # fmt: skip
-Dtype = Annotated[
-    str,
-    typer.Option(help="Dtype of a model, by default float32.", callback=known("dtype", DTYPES),
-                 autocompletion=words(lambda: DTYPES)),
-]  # fmt: skip
+Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default float32.")]
+Layout = Annotated[str, _one_of(("--layout",), LAYOUTS, f"One of {', '.join(LAYOUTS)}; else both.")]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
 Threads = Annotated[int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0)]
 Machines = Annotated[
@@ -180,20 +180,10 @@ Machines = Annotated[
     typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated.",
                  autocompletion=words(lambda: MACHINES)),
 ]  # fmt: skip
-
-
-def _one_of(layouts: tuple[str, ...]) -> Any:
-    said = f"One of {', '.join(layouts)}; else all."
-    return typer.Option(help=said, callback=known("layout", layouts), autocompletion=words(lambda: layouts))
-
-
-Layout = Annotated[str, _one_of(LAYOUTS)]
-StepLayout = Annotated[str, _one_of(STEP_LAYOUTS)]
 Transposed = Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")]
 ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")]
 Input = Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.", callback=_shape)]
-CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.", callback=writable)]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Also write the data to this file, as JSON.", callback=writable)
-]
+CsvFile = Annotated[Path | None, file("--csv", help="Also write the rows to this file.")]
+JsonFile = Annotated[Path | None, file("--json", help="Also write the data to this file, as JSON.")]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON.")]

@@ -1,4 +1,4 @@
-"""Problems on a command line: as they are, or files of them, benchdnn's included."""
+"""Problems on a command line: as they are, files of them, benchdnn's included, and the layers of models."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
+from ..diagnostics import Machine
 from ..problem import PASSES, ConvProblem, Pass
-from ..problem_text import read_problem_file
+from ..problem_text import DTYPES, read_problem_file
 from .app import fail
-from .options import is_problem, no_file
+from .models import explained
+from .options import is_problem, no_file, only_for
 
 #: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
 _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
@@ -21,9 +25,16 @@ _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
 
 
 def read_problems(
-    whats: Sequence[str], transposed: bool = False
+    whats: Sequence[str],
+    transposed: bool = False,
+    models: tuple[torch.device, str, str, bool] | None = None,
+    linear: bool = False,
 ) -> tuple[list[ConvProblem], dict[ConvProblem, set[Pass]]]:
-    """The problems of some arguments, and what a file's --dir asks for.
+    """Return the problems of some arguments, and what a file's --dir asks for.
+
+    Args:
+        models: may be among the arguments: their device, and their options --input, --dtype and --channels-last.
+        linear: the linear layers of models, too.
 
     Raises:
         ValueError: an argument that is no problem and no file, or a line of a file that is no problem.
@@ -34,7 +45,16 @@ def read_problems(
     options: dict[str, str] = {}
     read = partial(ConvProblem.parse, transposed=transposed)
     for what in whats:
-        if os.path.isfile(what):  # a text may be too long for a name
+        is_file = os.path.isfile(what)  # a text may be too long for a name
+        if models is not None:
+            place, shape, dtype, last = models
+            is_model = not (is_file or is_problem(what))
+            only_for("model", what, is_model, {"--input": shape, "--dtype": dtype, "--channels-last": last})
+            if is_model:
+                layers = explained(what, Machine.here(place), DTYPES[dtype or "float32"], last, shape)
+                problems += [layer.problem for layer in layers if linear or layer.kind != "Linear"]
+                continue
+        if is_file:
             options.clear()
             for _, result in read_problem_file(what, read, options):
                 if isinstance(result, ConvProblem):

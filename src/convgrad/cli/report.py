@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import BeforeAScript, command, device_here, fail, finite, running_for, say, say_json, width
-from .models import MODELS, build, example_input, in_channels_last, in_dtype
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
+from . import options
+from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
+from .models import MODELS, errors_of, with_inputs
+from .options import is_script, only_for, writable
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +29,8 @@ _PAGE = 1.0  # seconds, to draw it
 
 @command("report", cls=BeforeAScript)
 def report(
-    what: Annotated[
-        str, typer.Argument(metavar="MODEL|SCRIPT|FILE", help="What to report.", autocompletion=problem_or(*MODELS))
-    ],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    what: Annotated[str, options.what("MODEL|SCRIPT|FILE", "What to report.", *MODELS)],
+    args: options.ScriptArgs = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page, report.html by default; NAME.json gets its data.")
     ] = None,
@@ -38,14 +38,14 @@ def report(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds for all of it (after a script has ended).", callback=finite)
     ] = 20.0,
-    device: Device = "cpu",
-    shape: Input = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
+    device: options.Device = "cpu",
+    shape: options.Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
     stock: Annotated[bool, typer.Option("--stock", help="Run a script, and take nothing over.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every group of equal layers, not the first five.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    as_json: options.AsJson = False,
+) -> Result:
     """Show a training step on one screen, and write it as one page: layers, avoidable costs, the roofline.
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about twenty seconds. A script runs
@@ -71,13 +71,8 @@ def report(
     before = None if against is None else Profile.read(against)
     of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
     for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
-    for_a_script = {"--stock": stock, f"the argument {(args or [''])[0]!r}": args}
-    for kind, wrong, options in (
-        ("model", of_script or is_table, for_a_model),
-        ("script", not of_script, for_a_script),
-    ):
-        for option in (name for name, given in options.items() if given and wrong):
-            raise fail(f"{option} is for a {kind}, and {what!r} is none")
+    only_for("model", what, not (of_script or is_table), for_a_model)
+    only_for("script", what, of_script, {"--stock": stock, f"the argument {(args or [''])[0]!r}": args})
     status_line = Console(stderr=True).status("starting")
     stage = status_line.update
     with status_line if sys.stderr.isatty() else nullcontext():
@@ -88,17 +83,15 @@ def report(
         elif Path(what).is_file():
             raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
-            profile = profile_of(what, device_here(device), shape, dtype, channels_last, seconds, stage)
+            left = seconds - (time.perf_counter() - BEGAN) - _PAGE
+            profile = profile_of(what, device_here(device), shape, dtype, channels_last, left, stage)
         profile = profile if before is None else profile.against(before)
         if target is not None:
             stage("drawing the page")
             profile.save(target)
-    if as_json:
-        say_json("report", profile.to_dict())
-    else:
-        print(profile.text(min(width(), 100), everything=everything))
-        say(f"written to {page}")
-    raise typer.Exit(status)
+    say(profile.text(min(width(), 100), everything=everything))
+    say(f"written to {page}")
+    return Result(profile.to_dict(), status)
 
 
 def _ready(page: Path) -> Path | None:
@@ -119,29 +112,16 @@ def profile_of(
     seconds: float = 20.0,
     stage: Callable[[str], object] = lambda _: None,
 ) -> Profile:
-    """Measure a training step of a model by name; what was done since the command began counts as its time, too."""
+    """Measure a training step of a model by name, in so many seconds."""
     from ..diagnostics import profile_model
     from ..problem_text import DTYPES
 
+    until = time.perf_counter() + seconds
     stage("making the model")
-    model, inputs = build(name, place)
-    model = model.to(place)
-    if dtype:
-        model, inputs = model.to(DTYPES[dtype]), in_dtype(inputs, DTYPES[dtype])
-    options = [*["--channels-last"] * channels_last, *["--dtype", dtype] * bool(dtype)]
-    options += ["--device", str(place)] * (place.type != "cpu")
-    if inputs is None or shape:
-        inputs = example_input(name, shape, DTYPES[dtype or "float32"], place)
-        options = ["--input", "x".join(map(str, inputs.shape)), *options]
-    if channels_last:
-        model, inputs = in_channels_last(model, inputs)
+    model, inputs = with_inputs(name, place, DTYPES[dtype] if dtype else None, channels_last, shape)
+    options = [*["--input", shape] * bool(shape), *["--channels-last"] * channels_last]
+    options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
     tune = shlex.join(["convgrad", "tune", *options, name])
-    try:
-        return profile_model(
-            model, inputs, what=name, tune=tune, seconds=max(0.1, seconds - running_for() - _PAGE), stage=stage
-        )
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
-        raise fail(
-            f"{name!r} raised {type(error).__name__}: {error}",
-            "--input states the shape of its input; or its function returns (model, example_inputs)",
-        ) from error
+    left = max(0.1, until - time.perf_counter())
+    with errors_of(name):
+        return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)

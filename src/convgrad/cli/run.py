@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .app import command, fail, loaded_kernels, say_json, width
-from .options import CsvFile, JsonFile, writable
+from .app import Result, command, fail, json_text, loaded_kernels, width
+from .options import CsvFile, JsonFile, file
 
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -22,10 +21,7 @@ def run_command(
     ] = False,
     rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to print, then their sum; 0: all.")] = 20,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", help="Write the third training step there, for Perfetto or chrome://tracing.", callback=writable
-        ),
+        Path | None, file("--trace", help="Write the third training step there, for Perfetto or chrome://tracing.")
     ] = None,
     csv: CsvFile = None,
     as_json: JsonFile = None,
@@ -33,7 +29,7 @@ def run_command(
     measure: Annotated[
         bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown, or too low.")
     ] = True,
-) -> None:
+) -> Result:
     """Run a training script unmodified; at the end, say for each convolution which kernel ran, how often, how long.
 
     Options of convgrad go before the script, those of the script after it. The table goes to standard error; the
@@ -53,7 +49,10 @@ def run_command(
     """
     from ..diagnostics import run_script
 
-    then = None if as_json is None else partial(say_json, "run", file=as_json)
+    def write(data: dict[str, Any]) -> None:
+        if as_json is not None:
+            as_json.write_text(json_text("run", data) + "\n", encoding="utf-8")
+
     if script.startswith("-") and not Path(script).exists():
         raise fail(f"there is no option {script!r}", "see convgrad run --help; options of the script stand behind it")
     if stock and accelerate:
@@ -61,9 +60,9 @@ def run_command(
     try:
         status = run_script(
             script, args or (), stock=stock, accelerate=accelerate, csv=csv, module=module, measure=measure,
-            width=width(), first=rows or None, trace=trace, kernels=loaded_kernels, then=then,
+            width=width(), first=rows or None, trace=trace, kernels=loaded_kernels, then=write,
         )  # fmt: skip
     except FileNotFoundError as error:
         hint = f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"
         raise fail(str(error), hint) from None
-    raise typer.Exit(status)
+    return Result(None, status)

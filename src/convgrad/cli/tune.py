@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ..tables import Table, counted
-from .app import BeforeAScript, command, device_here, fail, progress, say, say_json, say_table, width
+from . import options
+from .app import BeforeAScript, Result, command, device_here, fail, progress, say, width
 from .check import search_and_record
-from .models import MODELS, explained
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or, writable
+from .models import MODELS
+from .options import is_script, only_for
 
 if TYPE_CHECKING:
     import torch
@@ -39,26 +40,19 @@ class Job(NamedTuple):
 
 @command("tune", cls=BeforeAScript)
 def tune(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.", autocompletion=problem_or(*MODELS)
-        ),
-    ] = "",
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    device: Device = "cpu",
-    shape: Input = "",
-    dtype: Dtype = "",
-    channels_last: ChannelsLast = False,
-    threads: Threads = 0,
-    export: Annotated[
-        Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.", callback=writable)
-    ] = None,
+    what: Annotated[str, options.what("[MODEL|SCRIPT|FILE|PROBLEM]", "What to measure.", *MODELS)] = "",
+    args: options.ScriptArgs = None,
+    device: options.Device = "cpu",
+    shape: options.Input = "",
+    dtype: options.Dtype = "",
+    channels_last: options.ChannelsLast = False,
+    threads: options.Threads = 0,
+    export: Annotated[Path | None, options.file("--export", help="Write all choices to this file, as JSON.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove all stored choices.")] = False,
     aten: Annotated[float, typer.Option("--aten", min=0, help="First run check --aten for so many seconds.")] = 0.0,
-    as_json: AsJson = False,
-) -> None:
+    as_json: options.AsJson = False,
+) -> Result:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
     It measures a model's convolutions and large linear layers, a script's convolutions, a file of problems, or one
@@ -76,8 +70,6 @@ def tune(
 
         convgrad tune --import choices.json
     """
-    import torch
-
     from .. import __version__
     from ..engine import measurements
     from ..settings import determinism_demanded
@@ -85,8 +77,6 @@ def tune(
     if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
     place, data = device_here(device), dict[str, Any]()
-    if threads:
-        torch.set_num_threads(threads)
     if forget:
         data["removed_problems"] = measurements.forget()
         say(f"choices for {counted(data['removed_problems'])} removed")
@@ -99,7 +89,7 @@ def tune(
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype, channels_last, place, data)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], (place, shape, dtype, channels_last), data)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         if determinism_demanded(place):  # by the script
@@ -113,42 +103,26 @@ def tune(
     lost = measurements.unwritten()
     if lost:
         say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
-    if as_json:
-        say_json("tune", data)
     failed = data.get("script_status") or int(bool(lost) and export is None)
-    raise typer.Exit(130 if data.get("interrupted") else failed)
+    return Result(data, 130 if data.get("interrupted") else failed)
 
 
 # ---- what to measure -------------------------------------------------------------------------------
 
 
 def _jobs_of(
-    what: str,
-    args: Sequence[str],
-    shape: str,
-    dtype: str,
-    channels_last: bool,
-    place: torch.device,
-    data: dict[str, Any],
-) -> Iterator[Job]:
-    """The calls that training makes of what the command line names; ``data`` gets a script's exit status."""
-    from ..diagnostics import Machine
-    from ..problem_text import DTYPES
+    what: str, args: Sequence[str], models: tuple[torch.device, str, str, bool], data: dict[str, Any]
+) -> Iterable[Job]:
+    """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
     from .problem_arguments import read_problems
 
-    script, listed = is_script(what), is_problem(what) or Path(what).is_file()
-    if args and not script:
+    if is_script(what):
+        _, shape, dtype, channels_last = models
+        only_for("model", what, False, {"--input": shape, "--dtype": dtype, "--channels-last": channels_last})
+        return _of_script(what, args, data)
+    if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}")
-    for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
-        if given and listed:
-            raise fail(f"{option} is for a model, and {what!r} is none")
-    if script:
-        yield from _of_script(what, args, data)
-    elif listed:
-        yield from jobs_of(read_problems([what])[0])
-    else:
-        model = explained(what, Machine.here(place), DTYPES[dtype or "float32"], channels_last, shape)
-        yield from jobs_of(layer.problem for layer in model)
+    return jobs_of(read_problems([what], models=models, linear=True)[0])
 
 
 def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
@@ -209,7 +183,7 @@ def measure_all(jobs: Collection[Job], device: torch.device, advance: Callable[[
 
 def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     """Measure, and show what is chosen."""
-    from ..engine import measurements
+    from ..engine import choose, measurements
 
     rounds, interrupted = measurements.SETTLED, False
     with progress("measuring", len(jobs) * rounds) as advance:
@@ -218,9 +192,13 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
-    choices = [_choice(job, device) for job in jobs if counts[job] or not interrupted]
+    choices = []
+    for problem, outputs in (job for job in jobs if counts[job] or not interrupted):
+        steps = choose(problem, outputs, device)
+        names, reason = [step.backend.name for step in steps], steps[0].reason
+        choices.append({"outputs": list(outputs), "backends": names, "reason": reason, "problem": str(problem)})
     if choices:
-        say_table(Table(choices, {
+        say(Table(choices, {
             "output": (lambda c: "+".join(c["outputs"]), ""),
             "backend": (lambda c: ", ".join(c["backends"]), ""),
             "why": (itemgetter("reason"), ""),
@@ -234,18 +212,6 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
         of = f"{left} of {len(jobs) * rounds} measurements are left"
         say(f"convgrad: interrupted; {of}, the same command goes on", sys.stderr)
     return {"choices": choices, "not_measured": unmeasured, "interrupted": interrupted, "measurements_left": left}
-
-
-def _choice(job: Job, device: torch.device) -> dict[str, Any]:
-    from ..engine import choose
-
-    steps = choose(job.problem, job.outputs, device)
-    return {
-        "outputs": list(job.outputs),
-        "backends": [step.backend.name for step in steps],
-        "reason": steps[0].reason,
-        "problem": str(job.problem),
-    }
 
 
 # ---- other machines --------------------------------------------------------------------------------

@@ -8,32 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
 from .calls import Call, Trace, Usage, kernel_of_event, limited, trace, without_figures
-from .capture import Running, module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
-from .measure import measured
-from .pictures import Point, by_pytorch, draw_roofline, svg
+from .measure import compared, measured
+from .pictures import by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
 if TYPE_CHECKING:
-    from .costs import compared
     from .profile import SCHEMA, Change, Cost, Moment, Profile, Variant, changes
     from .script import profile_script, profile_table, run_script
     from .step import profile_model
 
 __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
-    "Layer", "Limits", "Machine", "ModelExplanation", "Moment", "Point", "Profile", "Running", "Trace", "Transfer",
+    "Layer", "Limits", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "kernel_of_event", "layer_ranges", "least_work", "limited", "limits_of",
-    "measure_limits", "measured", "module_names", "named", "profile_model", "profile_script", "profile_table",
+    "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
     "run_script", "select_conv_backend", "svg", "trace", "without_figures",
 ]  # fmt: skip
 
 #: What makes profiles is loaded when it is first named: it needs `check` and `models`.
 _LATER = {
-    "costs": ("compared",),
     "profile": ("SCHEMA", "Change", "Cost", "Moment", "Profile", "Variant", "changes"),
     "script": ("profile_script", "profile_table", "run_script"),
     "step": ("profile_model",),

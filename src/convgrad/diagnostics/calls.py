@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,11 +22,14 @@ from ..errors import UnknownNameError
 from ..problem import ConvProblem, Outputs, in_order, shown_outputs
 from ..tables import Table, counted, wrapped
 from .aten_rules import Machine, select_conv_backend
+from .layers import current_layer
 from .onednn_log import onednn_log
-from .pictures import Drawn, Point, by_pytorch
+from .pictures import Drawn
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
-_NUMBERS = ("pytorch", "least", "of_limit", "speedup", "low", "high")  # that a call may have
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
 
 
@@ -124,6 +127,11 @@ class Call:
         return f"{self.backend} {self.kernel}".rstrip()
 
     @property
+    def layer(self) -> str:
+        """The first layer, and how many more there are; empty where it is not known."""
+        return "" if not self.layers else self.layers[0] + f" +{len(self.layers) - 1}" * bool(self.layers[1:])
+
+    @property
     def work(self) -> tuple[int, int]:
         """Operations, and bytes moved at least, of one call."""
         return least_work(self.convolution, self.passes)
@@ -132,14 +140,6 @@ class Call:
     def direction(self) -> str:
         """Whether it is a part of the forward or of the backward."""
         return "forward" if self.passes == (self.convolution.bias_pass,) else "backward"
-
-    def normal(self, **more: Any) -> Call:
-        """Return a row of a profile: its layout from its problem, the kernel in the backend's name, rounded numbers."""
-        ms, total = rounded(more.pop("milliseconds", self.milliseconds)), rounded(more.pop("total", self.total))
-        result = replace(self, backend=self.name, kernel="", copies=(), call=0, milliseconds=ms, total=total, **more)
-        numbers = {n: rounded(v) for n in _NUMBERS if (v := getattr(result, n)) is not None}
-        return replace(result, problem=str(self.convolution), outputs="+".join(self.passes),
-                       layout=self.convolution.layout, **numbers)  # fmt: skip
 
     def against(self, limits: Limits | None) -> Call:
         """Return the same, compared with what its machine can do at best."""
@@ -151,14 +151,9 @@ class Call:
 
 
 @lru_cache(maxsize=4096)
-def _computed(problem: ConvProblem) -> ConvProblem:
+def computed(problem: ConvProblem) -> ConvProblem:
     """Return a problem without what a forward and its backward may have different: a bias, a name."""
     return problem.replace(name="", has_bias=False)
-
-
-def rounded(value: float) -> float:
-    """Return a number to four digits."""
-    return float(f"{value:.4g}")
 
 
 def kernel_of_event(event: Event) -> str:
@@ -174,7 +169,7 @@ def kernel_of_event(event: Event) -> str:
 
 def reasoned(call: Call) -> Call:
     """Return a call with the reason for which the engine leaves it to PyTorch, in place of the plain fact."""
-    if call.backend == "aten":
+    if call.backend.partition(" ")[0] == "aten":
         steps = choose(call.convolution, call.passes, torch.device(call.device), active())
         if [step.backend.name for step in steps] == ["aten"]:
             return replace(call, reason=steps[0].reason)
@@ -211,19 +206,19 @@ def without_figures(reason: str) -> str:
     return re.sub(r", in one (sweep|call)( with .*)?$", "", reason)
 
 
-# ---- tables ------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------------
 
 _EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
 _SUMMED = ("layer", "calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 
 
-def table_of(calls: Sequence[Call], titles: Sequence[str]) -> Table[Call]:
+def table_of(calls: Sequence[Call], titles: Sequence[str], every_layer: bool = False) -> Table[Call]:
     """Return a table of calls with some of its columns; "share" is of all the calls in it."""
     whole = sum(call.total for call in calls) or 1.0
     columns: dict[str, tuple[Callable[[Call], Any], str]] = {
         "call": (lambda c: c.call, "d"),
         "calls": (lambda c: c.calls, "d"),
-        "layer": (lambda c: f"{c.layers[0]}{f' +{len(c.layers) - 1}' * (len(c.layers) > 1)}" if c.layers else "", ""),
+        "layer": ((lambda c: " ".join(c.layers)) if every_layer else (lambda c: c.layer), ""),
         "output": (lambda c: c.shown, ""),
         "outputs": (lambda c: c.shown, ""),
         "backend": ((lambda c: c.backend) if "kernel" in titles else (lambda c: c.name), ""),
@@ -251,43 +246,26 @@ def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list
 # ---- the observer -------------------------------------------------------------------------------------
 
 _adding = lock_over_forks()
-_NAMED = 8  # points of a roofline that are named
 _OF_A_STEP = 4096  # calls; of a longer step there is no timeline
 
 
 class Trace(Drawn):
-    """Every call of a backend while its block is open; made by `trace`, or with equal calls added up by `Usage`.
+    """Every call of a backend while its block is open; made by `trace`.
 
     Attributes:
         records: one `Call` for each call of a backend, in order.
     """
 
-    def __init__(self, *, onednn: bool = False, each: bool = True) -> None:
+    def __init__(self, *, onednn: bool = False) -> None:
         self.records: list[Call] = []
-        self._sums: dict[tuple[object, ...], tuple[Call, list[float], deque[float]]] = {}
-        self._onednn, self._each, self._block = onednn, each, ExitStack()
+        self._onednn, self._block = onednn, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
-        self._others: list[Call] = []
-        self._layers: dict[ConvProblem, dict[str, None]] = {}
-        #: Key, start and seconds of the calls since the last step ended, and of those of that step.
-        self._now: deque[tuple[tuple[object, ...], float, float]] = deque(maxlen=_OF_A_STEP)
-        self._step: list[tuple[tuple[object, ...], float, float]] = []
 
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
         with _adding:
-            if self._each:
-                kernels = self._take() if event.device.startswith("cpu") else ()
-                self.records.append(Call.of(event, ", ".join(kernels) or kernel_of_event(event), len(self.records)))
-                return
-            key = (event.problem, event.outputs, event.backend, event.device)
-            if key not in self._sums:
-                self._sums[key] = Call.of(event, kernel_of_event(event)), [0, 0.0], deque(maxlen=101)
-            _, sums, latest = self._sums[key]
-            sums[0] += 1
-            sums[1] += event.seconds
-            latest.append(event.seconds)
-            self._now.append((key, time.perf_counter() - event.seconds, event.seconds))
+            kernels = self._take() if event.device.startswith("cpu") else ()
+            self.records.append(Call.of(event, ", ".join(kernels) or kernel_of_event(event), len(self.records)))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -295,7 +273,7 @@ class Trace(Drawn):
     def __iter__(self) -> Iterator[Call]:
         return iter(self.records)
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> Self:
         if self._onednn:
             self._take = self._block.enter_context(onednn_log())
         self._block.enter_context(observing(self))
@@ -307,38 +285,90 @@ class Trace(Drawn):
     @property
     def rows(self) -> list[Call]:
         """Equal calls together, the most expensive first."""
-        if self._each:
-            return together(self.records)
-        result = [
-            replace(
-                first,
-                calls=int(count),
-                total=seconds * 1e3,
-                milliseconds=median(latest) * 1e3,
-                copies=(),
-                layers=tuple(self._layers.get(_computed(first.convolution), ())),
-            )
-            for first, (count, seconds), latest in list(self._sums.values())
-        ]
-        return together([*result, *self._others])
+        return together(self.records)
 
     @property
     def seconds(self) -> float:
         """Time in all convolutions."""
         return sum(call.total for call in self.rows) * 1e-3
 
+    def table(self, *, width: int | None = None) -> str:
+        """Return a line of text for every call, no wider than ``width``."""
+        if not self.records:
+            return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
+        operands = counted(sum(r.copied for r in self.records), "operand")
+        said = f"{counted(len(self), 'call')}, {self.seconds * 1e3:.3f} ms, {operands} copied"
+        return f"{self._table().text(width)}\n{said}"
+
+    def _table(self, exported: bool = False) -> Table[Call]:
+        return table_of(self.records, _EACH)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the table as CSV, its numbers as they are; write it to ``path`` as well where one is given."""
+        text = self._table(exported=True).csv()
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_dict(self) -> Any:
+        """Return plain data, ready for json: a list of calls."""
+        return [{n: getattr(c, n) for n in (*_EACH, "transposed")} | {"copies": [*c.copies]} for c in self.records]
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return self._table().html() + self._picture()
+
+    def _calls(self) -> list[Call]:
+        return self.rows
+
+    def _roofs(self) -> list[Limits]:
+        return limited(self.rows, measure=False)[1]
+
+
+class Usage(Trace):
+    """A context manager that adds up all calls of backends inside it: a row for each convolution and output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Key -> the first call, how many there were, their seconds, and those of the last hundred.
+        self._sums: dict[tuple[object, ...], tuple[Call, list[float], deque[float]]] = {}
+        self._others: list[Call] = []
+        self._layers: dict[ConvProblem, dict[str, None]] = {}
+        #: Key, start and seconds of the calls since the last step ended, and of those of that step.
+        self._now: deque[tuple[tuple[object, ...], float, float]] = deque(maxlen=_OF_A_STEP)
+        self._step: list[tuple[tuple[object, ...], float, float]] = []
+
+    def __call__(self, event: Event) -> None:
+        with _adding:
+            key = (event.problem, event.outputs, event.backend, event.device)
+            if key not in self._sums:
+                first = Call.of(event, kernel_of_event(event))
+                self._sums[key] = replace(first, backend=first.name, kernel=""), [0, 0.0], deque(maxlen=101)
+            _, sums, latest = self._sums[key]
+            sums[0] += 1
+            sums[1] += event.seconds
+            latest.append(event.seconds)
+            self._now.append((key, time.perf_counter() - event.seconds, event.seconds))
+            if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
+                self._layers.setdefault(computed(event.problem), {})[layer] = None
+
+    @property
+    def rows(self) -> list[Call]:
+        own = [
+            replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=(),
+                    layers=tuple(self._layers.get(computed(first.convolution), ())))
+            for first, (count, seconds), latest in list(self._sums.values())
+        ]  # fmt: skip
+        return together([*own, *self._others])
+
     def table(self, *, width: int | None = None, first: int | None = None) -> str:
-        """Return a line of text for every call, or for equal ones together; no wider than ``width``.
+        """Return a line of text for equal calls together; no wider than ``width``.
 
         Args:
-            first: how many of the equal ones have a line of their own, the most expensive first; None for all.
+            first: how many have a line of their own, the most expensive first; None for all.
         """
-        if self._each:
-            if not self.records:
-                return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
-            operands = counted(sum(r.copied for r in self.records), "operand")
-            said = f"{counted(len(self), 'call')}, {self.seconds * 1e3:.3f} ms, {operands} copied"
-            return f"{self._table().text(width)}\n{said}"
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"
@@ -351,31 +381,11 @@ class Trace(Drawn):
             return text
         return f"{text}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"
 
-    def _table(self) -> Table[Call]:
-        return table_of(self.records, _EACH) if self._each else table_of(limited(self.rows, False)[0], _SUMMED)
-
-    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the table as CSV, its numbers as they are; write it to ``path`` as well where one is given."""
-        text = self._table().csv()
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+    def _table(self, exported: bool = False) -> Table[Call]:
+        return table_of(limited(self.rows, False)[0], _SUMMED, every_layer=exported)
 
     def to_dict(self) -> Any:
-        """Return plain data, ready for json: a list of calls, or of `Usage` the total and its rows."""
-        if self._each:
-            names = (
-                "outputs",
-                "backend",
-                "kernel",
-                "layout",
-                "milliseconds",
-                "device",
-                "problem",
-                "reason",
-                "transposed",
-            )
-            return [{"call": c.call, "copies": [*c.copies], **{n: getattr(c, n) for n in names}} for c in self.records]
+        """Return plain data, ready for json: the total and its rows."""
         rows = [
             {"layers": [*c.layers], "problem": c.problem, "outputs": [*c.passes], "backend": c.name,
              "device": c.device, "layout": c.layout, "calls": c.calls,
@@ -383,39 +393,6 @@ class Trace(Drawn):
             for c in limited(self.rows, measure=False)[0]
         ]  # fmt: skip
         return {"total_seconds": self.seconds, "rows": rows}
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        return self._table().html() + self._picture()
-
-    def _points(self) -> list[Point]:
-        """A point for all calls of the same kind."""
-        rows = self.rows
-        most = max((call.total for call in rows), default=1.0) or 1.0
-        named = [c.shown if len(rows) <= _NAMED else "" for c in rows]
-        return [Point(name, *c.work, c.milliseconds * 1e-3, not by_pytorch(c.backend), c.total / most)
-                for name, c in zip(named, rows, strict=True)]  # fmt: skip
-
-    def _roofs(self) -> list[Limits]:
-        return limited(self.rows, measure=False)[1]
-
-
-class Usage(Trace):
-    """A context manager that adds up all calls of backends inside it: a row for each convolution and output."""
-
-    def __init__(self) -> None:
-        super().__init__(each=False)
-
-    def __enter__(self) -> Usage:
-        super().__enter__()
-        return self
-
-    def name(self, problem: ConvProblem, layer: str) -> None:
-        """Remember the name of a layer that computes a problem."""
-        names = self._layers.setdefault(_computed(problem), {})
-        names[layer] = None
 
     def end_step(self) -> None:
         """Keep the calls since this was called before, as those of a step."""
@@ -427,10 +404,10 @@ class Usage(Trace):
         number = {(row.problem, row.outputs, row.backend, row.device): i for i, row in reversed([*enumerate(rows)])}
         result = []
         for key, start, seconds in self._step:
-            call = self._sums[key][0].normal()
+            call = self._sums[key][0]
             i = number.get((call.problem, call.outputs, call.backend, call.device))
             if i is not None:
-                result.append((i, rounded((start - self._step[0][1]) * 1e3), rounded(seconds * 1e3)))
+                result.append((i, (start - self._step[0][1]) * 1e3, seconds * 1e3))
         return tuple(result)
 
     def add(self, calls: Sequence[Call]) -> None:

@@ -8,10 +8,10 @@ real, on copies of its buffers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, choose, linear_gains
 from ..nn import deferred, padding
-from ..ops import autocast_dtype, rules_of
+from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs
 from ..shapes import problem_of
-from .aten_rules import ConvCall, Machine, TensorSpec
-from .aten_rules.aten_trace import trace_call
+from .aten_rules import ConvCall, Machine, TensorSpec, trace_call
 from .explanation import Transfer
-
-
-class Running(NamedTuple):
-    """A module that is running, and what autocast makes of floating-point operands there."""
-
-    name: str
-    module: nn.Module
-    autocast: torch.dtype | None
+from .layers import layer_ranges, running
 
 
 @dataclass(frozen=True)
@@ -113,20 +105,20 @@ class _Recorder(DispatchMode):
     the layout that this machine gives it: the next layer depends on it.
     """
 
-    def __init__(self, machine: Machine | None, outputs: Sequence[Output]) -> None:
+    def __init__(self, model: nn.Module, machine: Machine | None, outputs: Sequence[Output]) -> None:
         super().__init__()
+        self.names = {module: name for name, module in model.named_modules()}
         self.outputs = outputs
         self.machine = machine
-        self.stack: list[Running] = []
         self.found: list[Captured] = []
         self.padded = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        module = self.stack[-1].module if self.stack else None
+        module = now.module if (now := running()) else None
         if func._schema.name in ("aten::mm", "aten::addmm") and isinstance(module, nn.Linear):
             rows, weight = args[-2], module.weight
             device = self.machine.device_type if self.machine is not None else rows.device.type
-            alone = self.stack[-1].name == ""
+            alone = not self.names.get(module)
             fits = rows.shape[-1] == weight.shape[-1]  # else PyTorch's error follows
             if fits and (alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape))):
                 self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE, linear=True)
@@ -151,14 +143,16 @@ class _Recorder(DispatchMode):
 
     def _call(self, *arguments: Any) -> ConvCall:
         # Without a machine, what is seen here was cast already, but for the weight of a linear layer.
-        dtype = self.stack[-1].autocast if self.stack and self.machine else arguments[0].dtype
+        dtype = (
+            now.autocast.get(self.machine.device_type) if self.machine and (now := running()) else arguments[0].dtype
+        )
         return ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
 
     def _note(
         self, *arguments: Any, linear: bool = False, wanted: Sequence[bool] = (), mode: PaddingMode = "zeros"
     ) -> ConvCall:
-        running = self.stack[-1] if self.stack else None
-        name, kind = (running.name, type(running.module).__name__) if running else ("", "")
+        now = running()
+        name, kind = (self.names.get(now.module, ""), type(now.module).__name__) if now else ("", "")
         call = self._call(*arguments)
         outputs = gradient_outputs(call.transposed, wanted) if wanted else ()
         part = part_of_call(call, arguments[:3], self.outputs)
@@ -208,7 +202,7 @@ def _run(
     model: nn.Module, args: Any, kwargs: Any, machine: Machine | None, outputs: Sequence[Output] = OUTPUTS
 ) -> list[Captured]:
     """Run it on the meta device as if on a machine; without one, for real."""
-    recorder, meta = _Recorder(machine, outputs), machine is not None
+    recorder, meta = _Recorder(model, machine, outputs), machine is not None
     # A CPU's kernels may pad what they read, where gradients are recorded.
     recorded = machine is not None and machine.device_type == "cpu" and machine.is_here
 
@@ -223,35 +217,10 @@ def _run(
     }
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
-    names = module_names(model, recorder.stack, machine.device_type if machine else "")
     described = deferred.describing(recorder.convolve) if recorded else nullcontext()
-    with names, torch.random.fork_rng(devices=[]), torch.set_grad_enabled(recorded), recorder, described:
+    with layer_ranges(), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(recorded), recorder, described:
         torch.func.functional_call(model, placed, args, kwargs)
         if recorder.padded:  # something else may have read the padded input, which is computed from then on
             recorder.found.clear()
             torch.func.functional_call(model, placed, args, kwargs)
     return recorder.found
-
-
-@contextmanager
-def module_names(model: nn.Module, stack: list[Running], device_type: str = "") -> Iterator[None]:
-    """Keep the stack of running modules, each with its name, while this block lasts."""
-    handles: list[Any] = []
-    for name, module in model.named_modules():
-
-        def enter(m: nn.Module, _args: Any, name: str = name) -> None:
-            stack.append(Running(name, m, autocast_dtype(device_type)))
-
-        def leave(_m: nn.Module, _args: Any, _result: Any) -> None:
-            stack.pop()
-
-        leave.reads_nothing = True  # pyright: ignore[reportFunctionMemberAccess]
-        handles += [
-            module.register_forward_pre_hook(enter, prepend=True),
-            module.register_forward_hook(leave, always_call=True),  # of one that raises, too
-        ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -19,22 +19,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..check import load_kernels
 from ..engine import Event, observing
+from ..foreign import read_as
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
-from .layers import current_layer, layer_ranges
+from .layers import layer_ranges
 
 #: The variable of the environment that says how a child is watched, where it writes, and whose kernels it loads.
 _VARIABLE = "CONVGRAD_WATCH"
 _CHILD = str(Path(__file__).parent / "child")
-
-#: How a script is watched -> what is open meanwhile.
-_BLOCKS = {"takeover": takeover, "stock": observe_aten, "accelerate": observe_aten}
 
 
 class Watch:
@@ -48,11 +45,12 @@ class Watch:
     def open(self) -> Iterator[Watch]:
         """Watch this process, and those that it forks, while the block lasts."""
         with ExitStack() as opened:
-            opened.enter_context(_BLOCKS[self.how]())
+            opened.enter_context(takeover() if self.how == "takeover" else observe_aten())
             if self.how == "accelerate":
                 self.accelerated = opened.enter_context(accelerating())
             opened.enter_context(layer_ranges())
-            opened.enter_context(_no_word_of_hooks())
+            opened.enter_context(warnings.catch_warnings())  # a compiled model's, of hooks that are not the script's
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
             opened.enter_context(observing(self._note))
             opened.callback(register_optimizer_step_post_hook(lambda *_: self.usage.end_step()).remove)
             _open.append(self)
@@ -63,8 +61,6 @@ class Watch:
 
     def _note(self, event: Event) -> None:
         self.usage(event)
-        if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
-            self.usage.name(event.problem, layer)
         if not self.first and time.monotonic() > self._due:
             self.write(ended=False)
             self._due = time.monotonic() + 1.0
@@ -94,25 +90,9 @@ class Watch:
         """
         files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
         for one in files:
-            self.usage.add([Call(**_tuples(row)) for row in one["rows"]])
+            self.usage.add([read_as(Call, row, "a row") for row in one["rows"]])
             self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
         return len(files), sum(not one["ended"] for one in files)
-
-
-@contextmanager
-def _no_word_of_hooks() -> Iterator[None]:
-    """Silence PyTorch's warning that a compiled model runs under hooks of every module: they are not the script's."""
-    before = [*warnings.filters]
-    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-    added = [one for one in warnings.filters if one not in before]
-    try:
-        yield
-    finally:
-        warnings.filters[:] = [one for one in warnings.filters if one not in added]  # pyright: ignore
-
-
-def _tuples(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 #: The watches of this process that are open.

@@ -1,6 +1,6 @@
 """Avoidable costs, the largest first, and what to do about each: another layout, another backend, measuring.
 
-Every other backend, and the other layout, is timed alternately with what is chosen (`compared`).
+Every other backend, and the other layout, is timed alternately with what is chosen (`alternatives`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from .._compat import channels_last_of
 from ..backends import padded
 from ..check import first_look
-from ..engine import Step, active, backends, choose, measurements, steps_of, trials
-from ..engine.ab_timer import Comparison, compare, second_call
+from ..engine import Step, active, backends, choose, measurements, steps_of
+from ..engine.measure import Comparison
 from ..problem import ConvProblem, Outputs, passes_of
 from .calls import Call
+from .measure import compared
 from .profile import Cost
 
 CHOSEN, LAST = "chosen", "channels_last"
 
 _HOPELESS = 2.0  # times what is chosen
 _SECONDS = 0.15  # for one comparison
-_MOST_SECONDS = 1.0  # of one call
 _MOST_BYTES = 2 << 30
 _WORTH = 0.005  # of the whole: less is not worth a line
 _MOST_LINES = 12
@@ -65,7 +65,7 @@ def costs_of_rows(
             break
         looked += 1
         backend, device = row.backend.split(" ")[0], torch.device(row.device)
-        seen = compared(row.convolution, row.passes, device, backend, layout=layout)
+        seen = alternatives(row.convolution, row.passes, device, backend, layout=layout)
         if seen is None:
             continue
         if LAST in seen.samples and seen.speedup(LAST).low > 1:
@@ -101,7 +101,7 @@ def _of_backend(i: int, row: Call, best: str, seen: Comparison, tune: str, stock
     return Cost(kind, what, remedy, row.total * (1 - 1 / gain.value), (i,))
 
 
-def compared(
+def alternatives(
     problem: ConvProblem, outputs: Outputs, device: torch.device, backend: str, *, layout: bool = False
 ) -> Comparison | None:
     """Compare the backend that runs (`CHOSEN`) with all others that can and are not hopeless, by name.
@@ -136,14 +136,6 @@ def compared(
     if layout and problem.ndim > 1 and not problem.channels_last:
         turned = problem.replace(memory_format=channels_last_of(problem.ndim))
         candidates[LAST] = (turned, chosen(turned))
-    try:
-        with torch.no_grad():
-            calls = trials(candidates, outputs, device)
-            once = {name: second_call(call, device) for name, call in calls.items()}
-            most = min(_MOST_SECONDS, _HOPELESS * once[CHOSEN])
-            calls = {name: call for name, call in calls.items() if once[name] <= most}
-            if len(calls) < 2 or CHOSEN not in calls:
-                return None
-            return compare(calls, CHOSEN, seconds=_SECONDS, device=device)
-    except (RuntimeError, MemoryError):  # no memory for the operands
+    if len(candidates) < 2:
         return None
+    return compared(candidates, outputs, device, baselines=[CHOSEN], seconds=_SECONDS, hopeless=_HOPELESS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from ..problem import PASSES, ConvProblem, Output
 from ..tables import Table, html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .calls import Call
-from .pictures import Drawn, Point, by_pytorch
+from .pictures import Drawn
 from .roofline import BEYOND, TOO_LOW, Limits
 from .screen import Layers, text_of
 
@@ -202,16 +202,19 @@ class Explanation(Drawn):
         every = f"<details><summary>every backend</summary>{self._table(self.rows).html()}</details>"
         return f"<p>{title}</p>{table}{every}{exchanged}{self._picture()}"
 
-    def _points(self) -> list[Point]:
-        """Return a point for each measured row; else one for the passes at best, which all have the same work."""
-        p = self.problem
-        measured = [r for r in self.rows if r.seconds is not None]
-        if not measured:
-            return [Point("each pass, at best", p.flops, p.least_bytes)]
-        return [
-            Point(f"{r.output}, {r.backend}", p.flops, p.least_bytes, r.seconds, not by_pytorch(r.backend), 0.3)
-            for r in measured
-        ]
+    def _calls(self) -> list[Call]:
+        """Return each measured row; else one pass, as all have the same work."""
+        rows = [row for row in self.rows if row.output in PASSES]
+        return [self.call(row) for row in rows if row.seconds] or [self.call(row) for row in rows if row.chosen][:1]
+
+    def call(self, row: Answer, layers: tuple[str, ...] = ()) -> Call:
+        """Return a row as the calls that would run in so many layers."""
+        ms, least = (row.seconds or 0) * 1e3, self.limit_seconds
+        return Call(
+            str(self.problem.replace(name="")), row.output, f"{row.backend} {row.runs.split(' ')[0]}".rstrip(),
+            layout=row.layout, reason=row.reasons[0], milliseconds=ms, calls=len(layers) or 1,
+            total=(len(layers) or 1) * ms, layers=layers, least=None if least is None else least * 1e3,
+        )  # fmt: skip
 
     def _roofs(self) -> list[Limits]:
         return [self.limits] if self.limits else []
@@ -292,10 +295,7 @@ class ModelExplanation(Drawn):
     def rows(self) -> list[Call]:
         """The backend that was chosen for each pass of each layer."""
         return [
-            Call(str(x.problem.replace(name="")), r.output, f"{r.backend} {r.runs.split(' ')[0]}".rstrip(),
-                 layout=r.layout, reason=r.reasons[0], milliseconds=(ms := (r.seconds or 0) * 1e3), calls=len(x.names),
-                 total=len(x.names) * ms, layers=tuple(name or x.kind for name in x.names),
-                 least=None if (least := x.explanation.limit_seconds) is None else least * 1e3)
+            x.explanation.call(r, tuple(name or x.kind for name in x.names))
             for x in self.layers for r in x.explanation.rows if r.chosen and r.output in PASSES
         ]  # fmt: skip
 
@@ -320,14 +320,9 @@ class ModelExplanation(Drawn):
     def _repr_html_(self) -> str:
         return f"<p>on {escape(str(self.machine))}</p>{Layers(self.rows).html()}{self._picture()}"
 
-    def _points(self) -> list[Point]:
-        """Each layer at best, and what was measured of it."""
-        most = max(len(layer.names) * layer.problem.flops for layer in self.layers)
-        return [
-            replace(point, label=f"{layer.names[0] or layer.kind} {point.label}",
-                    weight=len(layer.names) * layer.problem.flops / (most or 1))
-            for layer in self.layers for point in layer.explanation._points()
-        ]  # fmt: skip
+    def _calls(self) -> list[Call]:
+        """Return what was measured of each layer; else one pass, as all have the same work."""
+        return [call for call in self.rows if call.milliseconds or call.direction == "forward"]
 
     def _roofs(self) -> list[Limits]:
         return list(dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits))

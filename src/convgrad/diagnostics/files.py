@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..foreign import read_json
 from .calls import Call, together
 
-Line = Mapping[str, str]
+#: Column, or field of the JSON of a run -> what it is, where it has another name.
+_NAMES = {"output": "outputs", "mean ms": "milliseconds", "of limit": "of_limit", "fraction_of_limit": "of_limit",
+          "layer": "layers", "pytorch_milliseconds": "pytorch"}  # fmt: skip
 
 
 def read_table(path: str | Path) -> list[Call]:
@@ -24,75 +27,46 @@ def read_table(path: str | Path) -> list[Call]:
         ValueError: it is none of these, or a line of it cannot be read.
     """
     text = Path(path).read_text(encoding="utf-8")
-    lines = _lines_of_json(text) if str(path).endswith(".json") else list[Line](csv.DictReader(io.StringIO(text)))
-    columns = set(lines[0]) - {None} if lines else set()
-    read = next((read for needed, read in _FORMS.items() if set(needed) <= columns), None)
-    if read is None:
-        what = f"it has the columns {', '.join(sorted(columns))}" if lines else "it has no line"
+    given = _lines_of_json(text) if str(path).endswith(".json") else csv.DictReader(io.StringIO(text))
+    lines = [{_NAMES.get(name, name): value for name, value in line.items()} for line in given]
+    if not lines or not {"outputs", "backend", "milliseconds", "problem"} <= set(lines[0]):
+        what = f"it has the columns {', '.join(sorted(filter(None, lines[0])))}" if lines else "it has no line"
         writers = "convgrad run --csv or --json, trace, or bench PROBLEM --csv"
         raise ValueError(f"{str(path)!r} was not written by {writers}: {what}")
     try:
-        return sorted(read(lines), key=lambda call: -call.total)
-    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        return together([_call(line) for line in lines if line["milliseconds"] != ""])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{str(path)!r} has a line that cannot be read: {error}") from None
 
 
-def _lines_of_json(text: str) -> list[Line]:
+def _lines_of_json(text: str) -> list[dict[str, Any]]:
     """Return the rows of ``convgrad run --json`` as lines of its CSV; none if this is something else."""
     try:
         return [
-            {"calls": str(row["calls"]), "output": "+".join(row["outputs"]), "backend": row["backend"],
-             "device": row["device"], "mean ms": str(row["total_seconds"] * 1e3 / row["calls"]),
-             "of limit": str(row["fraction_of_limit"] or ""), "problem": row["problem"]}
+            {**row, "outputs": "+".join(row["outputs"]), "layers": " ".join(row["layers"]),
+             "milliseconds": row["total_seconds"] * 1e3 / row["calls"]}
             for row in read_json(text)["data"]["rows"]
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return []
 
 
-def _call(line: Line, outputs: str, kernel: str = "", calls: str = "1", ms: str = "", **more: Any) -> Call:
-    named = re.sub(r" \([^)]*\)", "", outputs)  # what the outputs of a transposed one are to its user
-    one, count = float(ms), int(calls)
-    if count < 1 or not 0 <= one < float("inf"):
-        raise ValueError(f"{count} calls of {one} ms")
-    backend, device = line["backend"], line.get("device") or "cpu"
-    result = Call(
-        line["problem"], named, backend, kernel, "", device, line.get("reason") or "", one, count, one * count
+def _call(line: Mapping[str, Any]) -> Call:
+    one, calls = float(line["milliseconds"]), int(line.get("calls") or 1)
+    if calls < 1 or not 0 <= one < float("inf"):
+        raise ValueError(f"{calls} calls of {one} ms")
+    more: dict[str, Any] = {name: float(line[name]) for name in ("of_limit", "pytorch") if line.get(name)}
+    call = Call(
+        line["problem"],
+        re.sub(r" \([^)]*\)", "", line["outputs"]),  # what the outputs of a transposed one are to its user
+        f"{line['backend']} {line.get('kernel') or ''}".rstrip(),
+        device=line.get("device") or "cpu",
+        reason=line.get("reason") or "",
+        milliseconds=one,
+        calls=calls,
+        total=one * calls,
+        copied=len(copies.split(";")) if (copies := line.get("copies")) else 0,
+        layers=tuple((line.get("layers") or "").split()),
+        **more,
     )
-    return result.normal(**more)
-
-
-def _of_limit(text: str | None) -> float | None:
-    return float(text) if text else None
-
-
-def _of_run(lines: Iterable[Line]) -> list[Call]:
-    return [
-        _call(line, line["output"], calls=line["calls"], ms=line["mean ms"], of_limit=_of_limit(line.get("of limit")))
-        for line in lines
-    ]
-
-
-def _of_trace(lines: Iterable[Line]) -> list[Call]:
-    each = [
-        _call(line, line["outputs"], line["kernel"], ms=line["milliseconds"],
-              copied=len(line["copies"].split(";")) if line["copies"] else 0)
-        for line in lines
-    ]  # fmt: skip
-    return together(each)
-
-
-def _of_bench(lines: Iterable[Line]) -> list[Call]:
-    return [
-        _call(line, line["output"], ms=line["milliseconds"], pytorch=float(line["pytorch_milliseconds"]),
-              of_limit=_of_limit(line["of_limit"]))
-        for line in lines if line["milliseconds"]
-    ]  # fmt: skip
-
-
-#: Columns by which a table is recognised -> what reads it.
-_FORMS: dict[tuple[str, ...], Callable[[list[Line]], list[Call]]] = {
-    ("calls", "output", "backend", "mean ms", "problem"): _of_run,
-    ("call", "outputs", "backend", "kernel", "copies", "milliseconds", "problem"): _of_trace,
-    ("output", "backend", "milliseconds", "pytorch_milliseconds", "of_limit", "problem"): _of_bench,
-}
+    return replace(call, problem=str(call.convolution), outputs="+".join(call.passes), layout=call.convolution.layout)

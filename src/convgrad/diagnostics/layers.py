@@ -15,34 +15,42 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from .._compat import profiler_enabled
+from ..ops import autocast_dtype
 
 _module: Any = nn.modules.module
 #: What wrappers put before the names of a model: DistributedDataParallel, torch.compile.
 _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
-class _Running(NamedTuple):
+class Running(NamedTuple):
     """A module that is running.
 
     Attributes:
         range: of the profiler; None where none is running.
         nodes: of autograd, which made its inputs.
+        autocast: kind of device -> the dtype to which autocast casts there.
     """
 
     module: nn.Module
     name: str
     range: Any
     nodes: set[Any]
+    autocast: dict[str, torch.dtype | None]
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.running: list[_Running] = []
+        self.running: list[Running] = []
 
 
 _thread = _Thread()
 #: By the id of a module, itself and its path. A part of a model runs by itself where a checkpoint computes it again.
 _names: dict[int, tuple[ref[nn.Module], str]] = {}
+
+
+def running() -> Running | None:
+    """Return the innermost module that is running in this thread inside `layer_ranges`."""
+    return _thread.running[-1] if _thread.running else None
 
 
 def current_layer() -> str:
@@ -89,7 +97,8 @@ def _before(module: nn.Module, inputs: Any) -> None:
     opened = record_function(name) if profiler_enabled() else None
     if opened is not None:
         opened.__enter__()
-    running.append(_Running(module, name, opened, set() if opened is None else _nodes(inputs)))
+    casts = {kind: autocast_dtype(kind) for kind in ("cpu", "cuda", "xpu", "mps")}
+    running.append(Running(module, name, opened, set() if opened is None else _nodes(inputs), casts))
 
 
 def _name(module: nn.Module) -> str | None:

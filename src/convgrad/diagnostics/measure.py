@@ -1,9 +1,10 @@
-"""Time the chosen backend and ATen for each output of a problem, here; and notice what else this machine does."""
+"""Time candidates of a problem here, as the chosen backend and ATen; and notice what else this machine does."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,13 +12,14 @@ import torch
 
 from ..backends import COPY
 from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
-from ..engine.ab_timer import compare
-from ..problem import PASSES, ConvProblem
+from ..engine.measure import Comparison, compare, second_call
+from ..problem import PASSES, ConvProblem, Outputs
 from .explanation import Answer, Explanation
 from .onednn_log import onednn_log
 from .roofline import limits_of, of_usual_speed
 
 _MOST_BYTES = 4 << 30
+_MOST_SECONDS = 1.0  # of a call that is compared
 _DIFFERENT = 1.05  # times as long: less is noise
 _OTHERS = 0.25  # processors that others may take from ours
 _USUAL = 0.5  # of the usual speed, which caches and clocks explain
@@ -39,6 +41,41 @@ def measured(explanation: Explanation) -> Explanation:
     return replace(explanation, rows=rows, limits=limits_of(machine, problem.dtype, measured=True))
 
 
+def compared(
+    candidates: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
+    outputs: Outputs,
+    device: torch.device,
+    *,
+    baselines: Sequence[str],
+    seconds: float,
+    least_rounds: int = 7,
+    hopeless: float = float("inf"),
+) -> Comparison | None:
+    """Time candidates for the same outputs alternately; return their times with the fastest baseline as the baseline.
+
+    None where there is no memory for the operands, or all others are hopeless.
+
+    Args:
+        candidates: name -> the problem, perhaps in another layout, and the steps that compute it.
+        baselines: names of candidates.
+        seconds: for all of them, about.
+        hopeless: leave out the candidates whose second call takes so many times as long as that of the first baseline.
+    """
+    try:
+        with torch.no_grad():
+            calls = trials(candidates, outputs, device)
+            if hopeless < float("inf"):
+                once = {name: second_call(call, device) for name, call in calls.items()}
+                most = min(_MOST_SECONDS, hopeless * once[baselines[0]])
+                calls = {name: call for name, call in calls.items() if once[name] <= most}
+            if baselines[0] not in calls or len(calls) < min(2, len(candidates)):
+                return None
+            seen = compare(calls, baselines[0], seconds=seconds, device=device, least_rounds=least_rounds)
+    except (RuntimeError, MemoryError):
+        return None
+    return Comparison(min(filter(calls.__contains__, baselines), key=seen.median), seen.samples)
+
+
 def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.device) -> tuple[Answer, ...]:
     result = list(answers)
     for pass_ in PASSES:
@@ -50,17 +87,16 @@ def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.devi
                     candidates[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
         if not candidates:
             continue
-        calls = trials(candidates, (pass_,), device)
-        seen = compare(calls, seconds=0.3, device=device, least_rounds=1)
-        seconds = {name: seen.median(name) for name in calls}
-        for i, row in enumerate(answers):
-            if row.output == pass_ and row.backend in candidates:
+        seen = compared(candidates, (pass_,), device, baselines=[*candidates], seconds=0.3, least_rounds=1)
+        for i, row in enumerate(answers if seen else ()):
+            if seen and row.output == pass_ and row.backend in candidates:
                 runs = row.runs
                 if row.by_aten and device.type == "cpu":
                     with onednn_log() as take:
-                        calls[row.backend]()
+                        trials({"": candidates[row.backend]}, (pass_,), device)[""]()
                         primitives = " + ".join(dict.fromkeys(take()))
                     runs += f": {primitives}" if primitives else ""
+                seconds = {name: seen.median(name) for name in seen.samples}
                 result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
     return tuple(result)
 

@@ -11,15 +11,17 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .roofline import Limits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .calls import Call
+
+_NAMED = 8  # points, where there is room
 _FAR = (9, 20, 34, 50, 70)  # points from its mark to a label; a line leads there
 
 #: Variable of a page -> the color that stands for it in the drawing.
@@ -28,44 +30,31 @@ _COLORS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b
 _ELSEWHERE = dict(zip(_COLORS, ("currentColor", "currentColor", "#88888855", "#1a9584", "#c9691b"), strict=True))
 
 
-@dataclass(frozen=True)
-class Point:
-    """One call: its work, what it moves at least, and how long it took.
-
-    Args:
-        label: names it; empty for none.
-        seconds: None where it was not measured: it stands on the roof, as what could be.
-        ours: whether a kernel of this library computes it, not one of PyTorch's.
-        weight: the larger, the more it matters, from 0 to 1.
-    """
-
-    label: str
-    flops: int
-    bytes: int
-    seconds: float | None = None
-    ours: bool = True
-    weight: float = 0.1
-
-
 def by_pytorch(backend: str) -> bool:
     """Whether a backend, its name with or without a kernel's behind it, runs kernels of PyTorch's."""
     return re.match(r"aten\b", backend) is not None
 
 
 def draw_roofline(
-    points: Sequence[Point], limits: Sequence[Limits], *, width: float = 6.8, height: float = 4.2
+    calls: Sequence[Call], limits: Sequence[Limits], *, width: float = 6.8, height: float = 4.2
 ) -> Figure:
-    """The picture, ``width`` by ``height`` inches.
+    """Return the picture, ``width`` by ``height`` inches: a point for each call, the larger the more time it takes.
 
     Args:
+        calls: the first ones are named. One without a time stands on the roof, as what could be.
         limits: a roof for each; none where what the machine can do is not known.
 
     Raises:
         ImportError: matplotlib is missing; the extra ``[report]`` brings it.
         ValueError: there is nothing to draw.
     """
-    given = [(i, p, p.flops / p.bytes, _reached(p, limits)) for i, p in enumerate(points) if p.flops and p.bytes]
-    drawn = [(i, p, x, y) for i, p, x, y in given if y]
+    most = max((call.total for call in calls), default=0.0) or 1.0
+    drawn: list[_Drawn] = []
+    for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
+        flops, moved = call.work
+        if flops and moved and (speed := _reached(call, flops, moved, limits)):
+            label = f"{name or call.name} {call.shown}" if i < _NAMED else ""
+            drawn.append(_Drawn(i, call, label, flops / moved, speed, 16 + 150 * call.total / most))
     if not drawn:
         raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
     from matplotlib.figure import Figure
@@ -73,22 +62,22 @@ def draw_roofline(
 
     figure = Figure((width, height), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
-    ridges = [one.flops_per_second / one.bytes_per_second for one in limits]
-    left, right = min([x for _, _, x, _ in drawn] + ridges) / 1.7, max([x for _, _, x, _ in drawn] + ridges) * 1.7
-    top = max([y for *_, y in drawn] + [one.flops_per_second / 1e9 for one in limits])
-    axes.set(xlim=(left, right), ylim=(min(y for *_, y in drawn) / 1.8, top * 1.9))
+    xs = [one.x for one in drawn] + [one.flops_per_second / one.bytes_per_second for one in limits]
+    ys = [one.y for one in drawn]
+    left, right = min(xs) / 1.7, max(xs) * 1.7
+    top = max(ys + [one.flops_per_second / 1e9 for one in limits])
+    axes.set(xlim=(left, right), ylim=(min(ys) / 1.8, top * 1.9))
     for one in limits:
         _roof(axes, one, left, right)
-    for ours, name, marker in ((True, "convgrad", "o"), (False, "PyTorch", "s")):
-        color = _COLORS["ours" if ours else "theirs"]
-        of_these = [one for one in drawn if one[1].ours is ours]
-        for i, p, x, y in of_these:
-            hollow = p.seconds is None
-            axes.scatter(
-                [x], [y], s=16 + 150 * p.weight, marker=marker, linewidths=1.2, edgecolors=color,
-                facecolors="none" if hollow else color, alpha=None if hollow else 0.8, zorder=3,
-                gid=f"row-{i}",
-            )  # fmt: skip
+    for stock, name, marker in ((False, "convgrad", "o"), (True, "PyTorch", "s")):
+        color = _COLORS["theirs" if stock else "ours"]
+        of_these = [one for one in drawn if by_pytorch(one.call.backend) is stock]
+        for one in of_these:
+            filled: dict[str, Any] = (
+                {"facecolors": color, "alpha": 0.8} if one.call.milliseconds else {"facecolors": "none"}
+            )
+            axes.scatter([one.x], [one.y], s=one.size, marker=marker, linewidths=1.2, edgecolors=color, zorder=3,
+                         gid=f"row-{one.number}", **filled)  # fmt: skip
         if of_these:
             axes.scatter([], [], s=40, marker=marker, color=color, label=name)
     figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLORS["ink"], handletextpad=0.2)
@@ -106,13 +95,30 @@ def draw_roofline(
     return figure
 
 
-def _reached(point: Point, limits: Sequence[Limits]) -> float | None:
-    """GFLOP/s; of what was not measured, those at the roof."""
-    if point.seconds is not None:
-        return point.flops / point.seconds / 1e9
-    if not limits:
-        return None
-    return min(limits[0].flops_per_second, point.flops / point.bytes * limits[0].bytes_per_second) / 1e9
+def short_names(calls: Sequence[Call]) -> list[str]:
+    """Return the first layer of each call, without the last word where all layers have the same; empty for none."""
+    names = [call.layers[0] if call.layers else "" for call in calls]
+    ends = {name.rpartition(".")[2] for name in names if name}
+    drop = f".{ends.pop()}" if len(ends) == 1 and all("." in name for name in names if name) else ""
+    return [name.removesuffix(drop) for name in names]
+
+
+class _Drawn(NamedTuple):
+    """A call's point, its size in square points."""
+
+    number: int
+    call: Call
+    label: str
+    x: float
+    y: float
+    size: float
+
+
+def _reached(call: Call, flops: int, moved: int, limits: Sequence[Limits]) -> float | None:
+    """Return GFLOP/s; of what was not measured, those at the roof."""
+    if call.milliseconds:
+        return flops / call.milliseconds / 1e6
+    return min(limits[0].flops_per_second, flops / moved * limits[0].bytes_per_second) / 1e9 if limits else None
 
 
 def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
@@ -127,38 +133,40 @@ def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
                       textcoords="offset points", ha="right", **said)  # fmt: skip
 
 
-def _labels(figure: Figure, axes: Any, drawn: Sequence[tuple[int, Point, float, float]]) -> None:
+def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
     """Name the points that have a label, the most important first, where there is room: on no other mark or text."""
     from matplotlib.transforms import Bbox
 
+    def boxes(x0: float, y0: float, x1: float, y1: float) -> list[Any]:
+        """Return small boxes along a line."""
+        return [Bbox.from_bounds(x0 + (x1 - x0) * t / 20, y0 + (y1 - y0) * t / 20, 1, 1) for t in range(20)]
+
     figure.draw_without_rendering()  # now it is known where everything is
-    inside, names = axes.get_window_extent(), [text.get_window_extent() for text in axes.texts]
+    inside, names, unit = axes.get_window_extent(), [t.get_window_extent() for t in axes.texts], figure.dpi / 72
     taken: list[Any] = []
     for line in axes.lines:
-        for (x0, y0), (x1, y1) in pairwise(axes.transData.transform(line.get_xydata())):
-            steps = [(x0 + (x1 - x0) * t / 40, y0 + (y1 - y0) * t / 40) for t in range(41)]
-            taken += [Bbox.from_bounds(x - 1, y - 1, 2, 2) for x, y in steps]
-    for _, point, x, y in drawn:
-        (px, py), r = axes.transData.transform((x, y)), math.sqrt(16 + 150 * point.weight) / 2
+        for start, end in pairwise(axes.transData.transform(line.get_xydata())):
+            taken += boxes(*start, *end)
+    for one in drawn:
+        (px, py), r = axes.transData.transform((one.x, one.y)), math.sqrt(one.size) / 2
         taken.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
-    for _, point, x, y in sorted((one for one in drawn if one[1].label), key=lambda one: -one[1].weight):
-        text = axes.annotate(
-            point.label, (x, y), (0, 0), textcoords="offset points", fontsize=9, color=_COLORS["ink"], va="center",
-            zorder=4, arrowprops={"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0},
-        )  # fmt: skip
+    for one in sorted((one for one in drawn if one.label), key=lambda one: -one.size):
+        line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+        text = axes.annotate(one.label, (one.x, one.y), (0, 0), textcoords="offset points", fontsize=9, va="center",
+                             color=_COLORS["ink"], zorder=4, arrowprops=line)  # fmt: skip
         text.set_in_layout(False)
-        size, (px, py), unit = text.get_window_extent(), axes.transData.transform((x, y)), figure.dpi / 72
+        size, (px, py) = text.get_window_extent(), axes.transData.transform((one.x, one.y))
         for far, angle in product(_FAR, range(0, 360, 30)):
-            dx, dy = far * unit * math.cos(math.radians(angle)), far * unit * math.sin(math.radians(angle))
+            dx, dy = far * math.cos(math.radians(angle)), far * math.sin(math.radians(angle))
             side = 0 if angle in (90, 270) else 1 if dx > 0 else -1
-            left = px + dx - size.width * (1 - side) / 2
-            box = Bbox.from_bounds(left, py + dy - size.height / 2, size.width, size.height)
-            steps = [(px + t / 20 * dx, py + t / 20 * dy) for t in range(20)]
-            if (inside.contains(*box.min) and inside.contains(*box.max) and not box.count_overlaps(taken + names)
-                    and not any(name.contains(*step) for name in names for step in steps)):  # fmt: skip
+            left = px + dx * unit - size.width * (1 - side) / 2
+            box = Bbox.from_bounds(left, py + dy * unit - size.height / 2, size.width, size.height)
+            leader = boxes(px, py, px + dx * unit, py + dy * unit)
+            in_it = inside.contains(*box.min) and inside.contains(*box.max)
+            if in_it and not box.count_overlaps(taken + names) and not any(b.count_overlaps(names) for b in leader):
                 names.append(box)
-                taken += [Bbox.from_bounds(*step, 1, 1) for step in steps]
-                text.set(position=(dx / unit, dy / unit), ha={-1: "right", 0: "center", 1: "left"}[side])
+                taken += leader
+                text.set(position=(dx, dy), ha={-1: "right", 0: "center", 1: "left"}[side])
                 break
         else:
             text.remove()
@@ -167,7 +175,7 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[tuple[int, Point, float, 
 class Drawn:
     """A result with a roofline: of what was measured, or of what is possible at best."""
 
-    def _points(self) -> Sequence[Point]:
+    def _calls(self) -> Sequence[Call]:
         raise NotImplementedError
 
     def _roofs(self) -> Sequence[Limits]:
@@ -184,7 +192,7 @@ class Drawn:
             ImportError: matplotlib is missing; the extra ``[report]`` brings it.
             ValueError: nothing was measured, and what the machine can do is not known.
         """
-        figure = draw_roofline(self._points(), self._roofs())
+        figure = draw_roofline(self._calls(), self._roofs())
         if path is not None:
             figure.savefig(path, dpi=160)
         return figure

@@ -18,9 +18,9 @@ import torch
 
 from .. import __version__
 from ..backends import why_absent
-from ..engine.ab_timer import conditions
+from ..engine.measure import conditions
 from ..foreign import read_as, read_json
-from .calls import Call
+from .calls import Call, computed
 from .page import page_of
 from .roofline import BEYOND, TOO_LOW, Limits
 from .screen import Layers, screen
@@ -28,11 +28,9 @@ from .screen import Layers, screen
 #: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
-#: The fields of a call in the data that are computed from others, or written in another form.
-_ROW = ("layers", "problem", "outputs", "shown", "backend", "reason", "layout", "device", "calls", "milliseconds",
-        "total", "flops", "bytes", "pytorch", "least", "bound", "of_limit", "copies")  # fmt: skip
-#: Those that data of an earlier release lacks.
-_LATER = ("speedup", "low", "high")
+#: The fields of a call in the data, those aside that are computed from others or written in another form.
+_ROW = ("problem", "shown", "backend", "reason", "layout", "device", "calls", "milliseconds", "total", "pytorch",
+        "least", "bound", "of_limit", "speedup", "low", "high")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,17 @@ class Change:
         return (self.after or 0.0) - (self.before or 0.0)
 
 
+@dataclass(frozen=True)
+class Before:
+    """An earlier run, as a profile keeps it to be compared with."""
+
+    what: str
+    made: str
+    conditions: str
+    milliseconds: float | None
+    rows: tuple[Call, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it.
@@ -126,10 +135,10 @@ class Profile:
         parts: of the whole step.
         kernels: those that the user registered.
         whole: the last lines of the screen: the gradients' error, memory, and the limit of the step.
-        limits: what the machine can do at best, by dtype: the fields of `convgrad.diagnostics.Limits`.
+        limits: what the machine can do at best, by dtype.
         conditions: machine, threads, versions, memory setting.
         made: date and time, ISO 8601.
-        before: of an earlier run, ``what``, ``made``, ``conditions``, ``milliseconds`` and ``rows``.
+        before: an earlier run.
     """
 
     kind: str
@@ -142,11 +151,11 @@ class Profile:
     looked: str = ""
     timeline: tuple[Moment, ...] = ()
     notes: tuple[str, ...] = ()
-    limits: tuple[dict[str, Any], ...] = ()
+    limits: tuple[Limits, ...] = ()
     conditions: str
     made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     convgrad: str = __version__
-    before: dict[str, Any] | None = None
+    before: Before | None = None
     warnings: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     kernels: tuple[Kernel, ...] = ()
@@ -167,18 +176,18 @@ class Profile:
         if any((row.of_limit or 0) > BEYOND for row in rows):
             notes = [*notes, TOO_LOW]
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
-        known = tuple(asdict(one) for one in limits)
         made = {"conditions": conditions(device), **rest}
         made["timeline"] = tuple(Moment(*one) for one in rest.get("timeline", ()))
         if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
             made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
-        return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=known, **made)
+        return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=tuple(limits), **made)
 
     # ---- as data -----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json."""
-        return {**asdict(self), "rows": [_plain(row) for row in self.rows]}
+        before = self.before and {**asdict(self.before), "rows": [*map(_plain, self.before.rows)]}
+        return {**asdict(self), "rows": [*map(_plain, self.rows)], "before": before}
 
     def to_json(self) -> str:
         """Return the data as text."""
@@ -198,14 +207,10 @@ class Profile:
         if data["schema"] > SCHEMA:
             raise ValueError(f"this report's data is of version {data['schema']}; this convgrad reads up to {SCHEMA}")
         try:
-            before = data.get("before")
-            rows = [_call_data(row) for row in _list(data, "rows")]
-            if before is not None:
-                read_as(_Before, {**before, "rows": [_call_data(row) for row in _list(before, "rows")]}, "before")
-            result = read_as(cls, {**data, "rows": rows}, "the data")
-            read_as(tuple[Limits, ...], data.get("limits"), "limits")
-            _ = [result.rows[moment.row] for moment in result.timeline]
-            _ = [row.work for row in result.rows], datetime.fromisoformat(result.made)  # they can be read
+            result = read_as(cls, _with_calls(data), "the data")
+            _ = [result.rows[moment.row] for moment in result.timeline], datetime.fromisoformat(result.made)
+            for row in (*result.rows, *(result.before.rows if result.before else ())):
+                _ = row.work  # its problem and its outputs can be read
             return result
         except (ValueError, TypeError, IndexError) as error:
             raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
@@ -229,8 +234,8 @@ class Profile:
 
     def against(self, before: Profile) -> Profile:
         """Return the same, compared with an earlier run."""
-        data = json.loads(before.to_json())
-        return replace(self, before={n: data[n] for n in ("what", "made", "conditions", "milliseconds", "rows")})
+        kept = Before(before.what, before.made, before.conditions, before.milliseconds, before.rows)
+        return replace(self, before=kept)
 
     # ---- for people ---------------------------------------------------------------------------------
 
@@ -240,7 +245,7 @@ class Profile:
         Raises:
             ImportError: what the extra ``[report]`` brings is missing.
         """
-        return page_of(self.to_dict(), [asdict(change) for change in changes(self)])
+        return page_of(self, changes(self))
 
     def save(self, path: str | Path) -> None:
         """Write the page, or the data where the name ends in ``.json``.
@@ -269,52 +274,33 @@ class Profile:
 
 
 def _plain(row: Call) -> dict[str, Any]:
-    """A call as it is in the data."""
+    """Return a call as it is in the data."""
     flops, moved = row.work
-    computed = {"outputs": [*row.passes], "layers": [*row.layers], "flops": flops, "bytes": moved, "copies": row.copied}
-    return {name: computed[name] if name in computed else getattr(row, name) for name in (*_ROW, *_LATER)}
+    others = {"outputs": [*row.passes], "layers": [*row.layers], "flops": flops, "bytes": moved, "copies": row.copied}
+    return {name: getattr(row, name) for name in _ROW} | others
 
 
-@dataclass(frozen=True)
-class _Before:
-    """The data of an earlier run."""
-
-    what: str
-    made: str
-    conditions: str
-    milliseconds: float | None
-    rows: tuple[Call, ...]
-
-    def __post_init__(self) -> None:
-        _ = [row.work for row in self.rows]  # their problems and outputs can be read
-
-
-def _list(data: Mapping[str, Any], name: str) -> list[Any]:
-    if not isinstance(data.get(name), (list, tuple)):
-        raise ValueError(f"it has no list {name!r}")
-    return data[name]
+def _with_calls(data: Any) -> dict[str, Any]:
+    """Return data whose rows, and those of the run before, have the fields of a `Call`."""
+    rows, before = (data.get("rows"), data.get("before")) if isinstance(data, Mapping) else (None, None)
+    if not isinstance(rows, (list, tuple)):
+        raise ValueError("it has no list 'rows'")
+    return {**data, "rows": [*map(_call_data, rows)], "before": before if before is None else _with_calls(before)}
 
 
 def _call_data(row: Any) -> Any:
-    """The fields of a call, of a row of the data."""
     if not isinstance(row, Mapping):
         return row
-    absent = [name for name in _ROW if name not in row]
-    if absent:
-        raise ValueError(f"a row has no field {absent[0]!r}")
-    outputs = row["outputs"]
+    outputs = row.get("outputs")
     return {**row, "outputs": "+".join(map(str, outputs)) if isinstance(outputs, (list, tuple)) else outputs,
-            "copied": row["copies"], "copies": ()}  # fmt: skip
+            "copied": row.get("copies", 0), "copies": ()}  # fmt: skip
 
 
 def changes(now: Profile) -> list[Change]:
     """Return each direction of each convolution in the run before and in this one, the largest change first."""
     if now.before is None:
         return []
-    before, after = (
-        _by_direction([read_as(Call, _call_data(row), "a row") for row in now.before["rows"]]),
-        _by_direction(now.rows),
-    )
+    before, after = _by_direction(now.before.rows), _by_direction(now.rows)
     result = [Change(*key, before.get(key), after.get(key)) for key in {**before, **after}]
     return sorted(result, key=lambda c: -abs(c.difference))
 
@@ -323,6 +309,6 @@ def _by_direction(rows: Sequence[Call]) -> dict[tuple[str, str], float]:
     """(problem, direction) -> milliseconds. Two runs may split a backward differently, and name it otherwise."""
     result: dict[tuple[str, str], float] = {}
     for row in rows:
-        key = (str(row.convolution.replace(name="", has_bias=False)), row.direction)
+        key = (str(computed(row.convolution)), row.direction)
         result[key] = result.get(key, 0.0) + row.total
     return result

@@ -14,7 +14,7 @@ import torch
 
 from .._compat import onednn_has, precision
 from ..engine import store
-from ..engine.ab_timer import call_seconds, conditions
+from ..engine.measure import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
 from .aten_rules import Machine, short
 

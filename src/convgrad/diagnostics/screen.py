@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..problem import ConvProblem
 from ..tables import Table, counted, wrapped
 from .calls import Call, without_figures
-from .page import described
 
 if TYPE_CHECKING:
     from .profile import Kernel, Profile
@@ -45,11 +45,6 @@ class _Side:
         return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
 
 
-def _ms(milliseconds: float) -> str:
-    """Three digits; empty where nothing was measured."""
-    return "" if not milliseconds else f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
-
-
 def _short(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
 
@@ -81,8 +76,8 @@ class Layers:
             "layers": (lambda s: _named(s.first), ""),
             "": (lambda s: s.output, ""),
             "by": (lambda s: s.by, ""),
-            "ms": (lambda s: _ms(s.total), ">"),
-            "PyTorch": (lambda s: _ms((s.first.speedup or 0) * s.total), ">"),
+            "ms": (lambda s: milliseconds(s.total), ">"),
+            "PyTorch": (lambda s: milliseconds((s.first.speedup or 0) * s.total), ">"),
             "times as fast": (lambda s: s.speed, ">"),
             "limit" if measured else "ms at best": (
                 (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
@@ -114,7 +109,7 @@ class Layers:
         result, rest = rows[:1], iter(rows[1:])
         for group in groups:
             result += [
-                f"{_named(group[0].first)}: {_words(group[0].first)}",
+                f"{_named(group[0].first)}: {described(group[0].first.problem)}",
                 *([f"  {group[0].first.problem}"] * texts),
             ]
             result += [next(rest) for _ in group]
@@ -143,14 +138,7 @@ class Layers:
 
 
 def _named(call: Call) -> str:
-    """The first layer of a group, and how many more there are."""
-    names = call.layers or (call.shown,)
-    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
-
-
-def _words(call: Call) -> str:
-    """The convolution in words; those that belong together have `_GLUE` between them until lines are broken."""
-    return described(call.problem).replace("\N{MULTIPLICATION SIGN}", "x")
+    return call.layer or call.shown
 
 
 def screen(profile: Profile, width: int | None = 100, *, everything: bool = False) -> str:
@@ -162,7 +150,7 @@ def screen(profile: Profile, width: int | None = 100, *, everything: bool = Fals
     lines += layers.lines(width, None if everything else _FIRST)
     lines += [f"{cost.what}\n    {cost.remedy}" for cost in profile.costs[:3]]
     if profile.parts:
-        lines += ["", _parts(profile)]
+        lines += ["", parts_of(profile).text()]
     lines += profile.whole
     return text_of(lines, width)
 
@@ -172,15 +160,50 @@ def text_of(lines: Sequence[str], width: int | None) -> str:
     return "\n".join(line if width is None else wrapped(line, width) for line in lines).replace(_GLUE, " ")
 
 
-def _parts(profile: Profile) -> str:
-    """100 % of the step, by kind of operator."""
-    parts = [part for part in profile.parts if part.milliseconds or part.pytorch]
-    whole = sum(part.milliseconds for part in parts), sum(part.pytorch for part in parts)
-    rows = [*((p.name, p.milliseconds, p.pytorch) for p in parts), ("the step", *whole)]
-    return Table(rows, {
-        "part of the step": (lambda r: r[0], ""),
-        "ms": (lambda r: _ms(r[1]), ">"),
-        "of it": (lambda r: r[1] / (whole[0] or 1), ".0%"),
-        "PyTorch": (lambda r: _ms(r[2]), ">"),
-        "of its": (lambda r: r[2] / (whole[1] or 1), ".0%"),
-    }).text()  # fmt: skip
+def parts_of(profile: Profile) -> Table[tuple[str, float, float]]:
+    """Return 100 % of the step, by kind of operator."""
+    parts = [(p.name, p.milliseconds, p.pytorch) for p in profile.parts if p.milliseconds or p.pytorch]
+    mine, theirs = sum(part[1] for part in parts), sum(part[2] for part in parts)
+    return Table([*parts, ("the step", mine, theirs)], {
+        "part of the step": (lambda p: p[0], ""),
+        "ms": (lambda p: milliseconds(p[1]), ">"),
+        "of it": (lambda p: p[1] / (mine or 1), ".0%"),
+        "PyTorch": (lambda p: milliseconds(p[2]), ">"),
+        "of its": (lambda p: p[2] / (theirs or 1), ".0%"),
+    })  # fmt: skip
+
+
+# ---- words ------------------------------------------------------------------------------------------
+
+
+def described(problem: str) -> str:
+    """A convolution in words, as short as they go."""
+    p = ConvProblem.parse(problem)
+    kind = "depthwise" if p.depthwise else "dense" if p.groups == 1 else f"{p.groups} groups"
+    words = [f"{'transposed ' if p.transposed else ''}{kind} {_sizes(p.kernel_size)}"]
+    ends = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
+    words.append(f"{ends[0]} channels" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]} channels")
+    words.append(_sizes(p.output_size if p.transposed else p.input_size))
+    uneven = [str(pair) for pair in dict.fromkeys(p.padding) if pair[0] != pair[1]]
+    words += [f"stride {_sizes(p.stride)}"] if set(p.stride) != {1} else []
+    words += [f"dilation {_sizes(p.dilation)}"] if set(p.dilation) != {1} else []
+    words += [f"batch {p.batch}"]
+    words += [f"padding {' '.join(uneven)}"] if uneven else []
+    words += [f"{p.padding_mode} padding"] if p.padding_mode != "zeros" else []
+    words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
+    words += ["channels_last"] if p.channels_last else []
+    return ", ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words)
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def milliseconds(value: float | None) -> str:
+    """Three digits; empty where nothing was measured."""
+    return "" if not value else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def shown(seconds: float) -> str:
+    """A time in words."""
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

@@ -19,12 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..models import as_main, run_main
 from ..tables import counted, wrapped
-from .calls import Usage, limited, reasoned, rounded
+from .calls import Usage, limited, reasoned
 from .children import Watch, watching
 from .costs import costs_of_rows
 from .files import read_table
-from .page import shown
 from .profile import Profile, Variant
+from .screen import shown
 from .step import Stage, quiet
 
 
@@ -190,8 +190,7 @@ def profile_script(
         hint = "; convgrad's own options stand before the script" if status and args else ""
         raise ValueError(f"{script} computed no convolution (its exit status is {status}{hint})")
     stage("measuring what this machine can do at best")
-    seen, limits = limited(seen if stock else [*map(reasoned, seen)])
-    rows = [call.normal() for call in seen]
+    rows, limits = limited(seen if stock else [*map(reasoned, seen)])
     stage("timing other backends for the most expensive convolutions")
     until = time.perf_counter() + 0.9 * seconds
     tune = shlex.join(["convgrad", "tune", script, *args])
@@ -206,10 +205,9 @@ def profile_script(
         "A row's time for one call is the median of its last hundred calls.",
         *([f"The script's exit status was {status}."] if status else []),
     ]
-    ms = rounded(wall * 1e3)
     profile = Profile.of(
         rows, costs, notes, limits, rows[0].device, kind="run", what=script, finding=finding, looked=looked,
-        milliseconds=ms, variants=(Variant(who, ms),), timeline=usage.timeline(rows),
+        milliseconds=wall * 1e3, variants=(Variant(who, wall * 1e3),), timeline=usage.timeline(rows),
     )  # fmt: skip
     return profile, status
 

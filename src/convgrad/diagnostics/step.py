@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..backends import built_in
-from ..engine import Event, backends, observing, reasons_against
-from ..engine.ab_timer import Comparison, Ratio, call_seconds, median_interval
+from ..engine import backends, reasons_against
+from ..engine.measure import Comparison, Ratio, call_seconds, compare, median_interval
 from ..models import (
     NO_COPY,
     accelerate_,
@@ -27,18 +27,19 @@ from ..models import (
     training_step,
     why_it_fails,
 )
-from ..problem import PASSES, ConvProblem
-from .calls import Call, Usage, limited, reasoned, rounded
-from .capture import Running, module_names
+from ..problem import PASSES
+from .calls import Call, Usage, computed, limited, reasoned, together
 from .costs import costs_of_layout, costs_of_rows
+from .layers import layer_ranges
 from .measure import Load
-from .page import shown
 from .parts import PARTS, watched
 from .profile import Kernel, Part, Profile, Variant
 from .roofline import Limits
+from .screen import shown
 
 Stage = Callable[[str], object]
 _TELLING = 1.25  # an interval with 1 in it whose ends are further apart says nothing
+_SHORT = 50  # steps in the time that there is
 _ROUNDS = 7  # that give an interval and may hold a disturbed one
 _MOST_ROUNDS = 101
 
@@ -86,20 +87,25 @@ def profile_model(
     models, replaced, no_last = _forms(model, example_inputs)
     steps = {name: _step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        names = {name: _layers(models[name], steps[name]) for name in ("PyTorch", "convgrad")}
         load = Load()
         stage("timing a training step, PyTorch's and convgrad's alternately")
         steps, no_last = _that_fit(steps, no_last, start, seconds, device)
-        seen = _alternated(steps, start + 0.45 * seconds, device)
+        left = max(0.0, start + 0.45 * seconds - time.perf_counter())
+        seen = compare(steps, "PyTorch", seconds=left, device=device, least_rounds=3, host=True)
         stage("timing each convolution")
-        rows, limits, timeline = _observed(steps, names, start + 0.65 * seconds)
+        rows, limits, timeline = _observed(steps, start + 0.65 * seconds)
         warnings = load.warnings(device, rows[0].convolution.dtype)
-        parts, whole = _whole(models, steps, example_inputs, seen, rows, device, start + 0.8 * seconds, not warnings)
+        # On a busy machine there is time for it nevertheless where a step is short.
+        compared = time.perf_counter() < start + 0.8 * seconds or _SHORT * seen.seconds("PyTorch") < seconds
+        error = _error(models, example_inputs) if compared else "gradients: not compared, for --seconds was too short."
+        parts, whole = _whole(steps, seen, rows, device, not warnings)
+        whole = (error, *whole)
     if no_last:
         whole = (*whole[:-1], f"channels_last was not timed: {no_last}.", whole[-1])
-    variants = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
-    for name in list(seen.samples)[1:]:
-        variants.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, _ratio(seen, name))))
+    variants = [
+        Variant(name, seen.seconds(name) * 1e3, *(_ratio(seen, name) if name != "PyTorch" else ()))
+        for name in seen.samples
+    ]
     stage("timing other backends for the most expensive convolutions")
     until = max(start + 0.9 * seconds, time.perf_counter() + 0.05 * seconds)
     costs, looked = [], "No other backend was timed, for the machine was busy."
@@ -111,8 +117,6 @@ def profile_model(
         f"The forms of the step alternated, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %, or where "
         "there are fewer than six rounds the whole range.",
         "A row's time is its median over steps in which every call was watched, which costs a little.",
-        *warnings,
-        *([f"channels_last was not timed: {no_last}."] if no_last else []),
     ]
     return Profile.of(
         rows, costs, notes, limits, device, kind="step", what=what or type(model).__name__,
@@ -134,30 +138,6 @@ def _step(model: nn.Module, inputs: Any) -> Callable[[], object]:
             optimizer.zero_grad()
 
     return step
-
-
-def _layers(model: nn.Module, step: Callable[[], object]) -> dict[ConvProblem, list[str]]:
-    """The names of the modules that compute each convolution in a step.
-
-    Raises:
-        ValueError: no convolution ran.
-    """
-    running: list[Running] = []
-    names: dict[ConvProblem, list[str]] = {}
-
-    def note(event: Event) -> None:
-        if running and event.outputs == (event.problem.bias_pass,):
-            now = running[-1]
-            names.setdefault(_plain(event.problem), []).append(now.name or type(now.module).__name__)
-
-    with module_names(model, running), observe_aten(), observing(note):
-        step()
-    return names
-
-
-def _plain(problem: ConvProblem) -> ConvProblem:
-    """Without what a forward and its backward may have different: a bias, a name."""
-    return problem.replace(name="", has_bias=False)
 
 
 def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, str]:
@@ -207,16 +187,6 @@ def _that_fit(
     return steps, ""
 
 
-def _alternated(steps: dict[str, Callable[[], object]], until: float, device: torch.device) -> Comparison:
-    """All forms timed alternately, until a time by `time.perf_counter`, but three rounds at least."""
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    order = list(steps)
-    while (done := len(samples[order[0]])) < 3 or (done < _MOST_ROUNDS and time.perf_counter() < until):
-        for name in order if done % 2 else order[::-1]:
-            samples[name].append(call_seconds(steps[name], device))
-    return Comparison("PyTorch", samples)
-
-
 def _interval(ratios: Sequence[float]) -> Ratio:
     """The median of ratios with its interval; of too few their range."""
     low, high = median_interval(ratios)
@@ -258,7 +228,7 @@ def _words(ratio: Ratio) -> str:
 
 
 def _observed(
-    steps: dict[str, Callable[[], object]], names: dict[str, dict[ConvProblem, list[str]]], until: float
+    steps: dict[str, Callable[[], object]], until: float
 ) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
     """Return the calls of a step by convgrad with PyTorch's time of the same layers, machines' limits, and a timeline.
 
@@ -266,81 +236,73 @@ def _observed(
         ValueError: no convolution ran.
     """
     rounds: dict[str, list[Usage]] = {"PyTorch": [], "convgrad": []}
-    while not rounds["convgrad"] or (len(rounds["convgrad"]) < _MOST_ROUNDS and time.perf_counter() < until):
+    while not (mine := rounds["convgrad"]) or (len(mine) < _MOST_ROUNDS and time.perf_counter() < until):
         for name, each in rounds.items():
-            with observe_aten(), Usage() as usage:
+            with layer_ranges(), observe_aten(), Usage() as usage:
                 steps[name]()
             usage.end_step()
             each.append(usage)
-    times: dict[tuple[str, str], list[float]] = defaultdict(list)  # (layer, direction) -> PyTorch's, of each round
-    for usage in rounds["PyTorch"]:
+    times = {name: _by_layer(each) for name, each in rounds.items()}
+    calls = []
+    for call in together([call for usage in mine for call in usage.rows]):
+        count = max(1, call.calls // len(mine))
+        calls.append(replace(call, calls=count, total=count * call.milliseconds))
+    if not calls:
+        raise ValueError("no convolution ran in this model")
+    seen, limits = limited([*map(reasoned, calls)])
+    alone = Counter((call.layers, call.direction) for call in seen)
+    rows = [_against(call, times, alone[call.layers, call.direction] == 1) for call in seen]
+    rows.sort(key=lambda call: -call.total)
+    return rows, limits, mine[-1].timeline(rows)
+
+
+def _by_layer(rounds: Sequence[Usage]) -> dict[tuple[str, str], list[float]]:
+    """Return (layer, direction) -> milliseconds in each round."""
+    result: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for usage in rounds:
         now: dict[tuple[str, str], float] = defaultdict(float)
         for call in usage.rows:
-            layers = names["PyTorch"].get(_plain(call.convolution), [])
-            for layer in layers:
-                now[layer, call.direction] += call.total / len(layers)
+            for layer in call.layers:
+                now[layer, call.direction] += call.total / len(call.layers)
         for key, total in now.items():
-            times[key].append(total)
-    kinds: dict[tuple[object, ...], list[Call]] = defaultdict(list)
-    for call in (call for usage in rounds["convgrad"] for call in usage.rows):
-        kinds[_plain(call.convolution), call.outputs, call.backend].append(call)
-    if not kinds:
-        raise ValueError("no convolution ran in this model")
-    result = []
-    for calls in kinds.values():
-        layers = tuple(names["convgrad"].get(_plain(calls[0].convolution), ()))
-        one, total = median([c.total / c.calls for c in calls]), median([c.total for c in calls])
-        result.append(replace(calls[0], milliseconds=one, total=total, layers=layers))
-    seen, limits = limited([*map(reasoned, result)])
-    rows = sorted((_against(call, seen, kinds, times) for call in seen), key=lambda call: -call.total)
-    return rows, limits, rounds["convgrad"][-1].timeline(rows)
+            result[key].append(total)
+    return result
 
 
-def _against(
-    call: Call,
-    seen: Sequence[Call],
-    kinds: dict[tuple[object, ...], list[Call]],
-    times: dict[tuple[str, str], list[float]],
-) -> Call:
-    """A row of the profile, compared with PyTorch's time of the same direction of the same layers."""
-    problem = _plain(call.convolution)
-    same = [c for c in seen if c.direction == call.direction and _plain(c.convolution) == problem]
-    stock = [times[layer, call.direction] for layer in call.layers if (layer, call.direction) in times]
-    if not call.layers or len(stock) < len(call.layers):
-        return call.normal()
-    mine = [kinds[problem, c.outputs, c.backend] for c in same]
-    totals = zip(map(sum, zip(*stock, strict=False)), *mine, strict=False)
-    ratios = [base / sum(c.total for c in ours) for base, *ours in totals]
-    value, *ends = _interval(ratios)
-    pytorch = value * call.milliseconds if len(same) == 1 else None
-    speed = {"speedup": value, **(dict(zip(("low", "high"), ends, strict=True)) if len(ratios) > 2 else {})}
-    return replace(call, pytorch=pytorch, **speed).normal()
+def _against(call: Call, times: dict[str, dict[tuple[str, str], list[float]]], alone: bool) -> Call:
+    """Return a row compared with PyTorch's time of the same direction of the same layers.
+
+    Args:
+        alone: no other row is of this direction of these layers.
+    """
+    keys = [(layer, call.direction) for layer in call.layers]
+    if not keys or any(key not in times["PyTorch"] for key in keys):
+        return call
+    stock, ours = (map(sum, zip(*(times[who][key] for key in keys), strict=False)) for who in ("PyTorch", "convgrad"))
+    ratios = [base / own for base, own in zip(stock, ours, strict=False)]
+    speed = _interval(ratios)
+    low, high = speed[1:] if len(ratios) > 2 else (None, None)
+    pytorch = speed.value * call.milliseconds if alone else None
+    return replace(call, pytorch=pytorch, speedup=speed.value, low=low, high=high)
 
 
 # ---- the whole step --------------------------------------------------------------------------------
 
 
 def _whole(
-    models: dict[str, nn.Module],
     steps: dict[str, Callable[[], object]],
-    inputs: Any,
     seen: Comparison,
     rows: Sequence[Call],
     device: torch.device,
-    until: float,
     conclusive: bool,
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """The parts of the step, which add up to it, and what else is to be said of it as a whole."""
     ours, stock = (watched(steps[name], device) for name in ("convgrad", "PyTorch"))
     mine, theirs = seen.seconds("convgrad") * 1e3, seen.seconds("PyTorch") * 1e3
     parts = tuple(
-        Part(name, rounded(ours.parts[name] / ours.seconds * mine), rounded(stock.parts[name] / stock.seconds * theirs))
-        for name in PARTS
+        Part(name, ours.parts[name] / ours.seconds * mine, stock.parts[name] / stock.seconds * theirs) for name in PARTS
     )
-    said = ["gradients: not compared, for --seconds was too short."]
-    if time.perf_counter() < until:
-        said = [_error(models, inputs)]
-    said.append(f"memory: {ours.peak / 1e6:,.3g} MB at most in a step; PyTorch {stock.peak / 1e6:,.3g} MB.")
+    said = [f"memory: {ours.peak / 1e6:,.3g} MB at most in a step; PyTorch {stock.peak / 1e6:,.3g} MB."]
     if all(row.least is not None for row in rows):
         took, least = sum(row.total for row in rows), sum((row.least or 0) * row.calls for row in rows)
         whole = max(0.0, mine - parts[0].milliseconds) + least
@@ -392,7 +354,7 @@ def _error(models: dict[str, nn.Module], inputs: Any) -> str:
 def _kernels(rows: Sequence[Call], device: torch.device) -> tuple[Kernel, ...]:
     """For each kernel that the user registered, the layers that it computes, and those that it refuses and why."""
     ours, result = {backend.name for backend in built_in()}, []
-    layers_of = {_plain(row.convolution): row.layers for row in rows}
+    layers_of = {computed(row.convolution): row.layers for row in rows}
     for name, backend in backends().items():
         if name in ours:
             continue

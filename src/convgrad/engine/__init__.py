@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..backends import built_in
-from . import measurements, store
 from .cache import generation, plans, remember
 from .choice import BY_RULE, by_rules_alone, choose
 from .events import Event, observed, observers, observing, thread, unobserved
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul
-from .measurer import check_with, fusion_gains, measure_now, steps_of
+from .measure import measurements, store
+from .measure.measurer import check_with, fusion_gains, measure_now, steps_of
+from .measure.trials import trials
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, without
 from .request import (
@@ -38,7 +39,6 @@ from .resolver import (
 from .rules import linear_gains
 from .steps import SLOTS, Step, prepare
 from .table import Table, open_table, pack
-from .trials import trials
 
 for _backend in built_in():
     _backend.source = ""

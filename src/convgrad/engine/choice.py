@@ -7,7 +7,7 @@ a rule only proposes: the first call of what it chose is a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,12 +18,11 @@ from ..errors import BackendError
 from ..problem import ConvProblem, Outputs, Pass, passes_of
 from ..settings import determinism_demanded
 from .cache import invalidate
-from .measurements import SETTLED, find
-from .measurer import measure_now, steps_of, worth_measuring
-from .proposals import not_timed, proposals
+from .measure.measurements import SETTLED, find
+from .measure.measurer import measure_now, not_timed, steps_of, worth_measuring
 from .registry import backends, computed_at_once, get_backend, reasons_against
 from .request import Request
-from .rules import by_rule
+from .rules import by_rule, proposals
 from .steps import Step
 
 #: How the reason of such a choice begins.
@@ -86,6 +85,8 @@ class _Asked:
         self.problem, self.outputs, self.device = problem, outputs, device
         self.passes = passes_of(outputs)
         self._answers = answers
+        #: The choice is to be made again once there is time to measure.
+        self.unsettled = False
 
     def one_by_one(self) -> list[_Asked]:
         """Return the same question for each pass."""
@@ -99,8 +100,9 @@ class _Asked:
             self._answers[key] = computed_at_once(backend, *there, requested=requested)
         return self._answers[key]
 
-    def steps(self, backend: Backend, reason: str, requested: bool = False) -> Steps | None:
+    def steps(self, name: str, reason: str, requested: bool = False) -> Steps | None:
         """Return one call of a backend; no step if it computes some of several passes, each by itself; else None."""
+        backend = get_backend(name)
         given = self.given(backend, requested)
         if given is None:
             apart = self.one_by_one() if len(self.passes) > 1 else ()
@@ -111,25 +113,32 @@ class _Asked:
         words = filter(None, (reason, backend.remark(given)))
         return (Step(backend, given, f"{', '.join(words)}{together}"),)
 
+    def first(self, ways: Iterable[tuple[str, str]]) -> Steps | None:
+        """Return the steps of the first of these backends that computes any of the passes; each comes with a reason."""
+        found = (self.steps(*way) for way in ways)
+        return next((steps for steps in found if steps is not None), None)
+
 
 def _choose(asked: _Asked, request: Request | None, now: bool, stored: bool) -> Steps:
     """Return the steps of the first source that has some; where it computes passes by themselves, choose for each."""
     if not asked.passes:  # a gradient of a bias alone
         return ()
     name, *others = {_name_for(p, request, alone=len(asked.passes) == 1) for p in asked.passes}
-    unsettled = False
     if others:
         steps = ()
     elif name is not None:
-        steps = asked.steps(get_backend(name), "requested by name", requested=True)
+        steps = asked.steps(name, "requested by name", requested=True)
     else:
-        steps = _registered(asked)
+        mine = (b.name for b in reversed(backends().values()) if b.preferred)
+        steps = asked.first((name, "registered by the user") for name in mine)
         if steps is None and stored and not _by_rules_alone[0] and not determinism_demanded(asked.device):
-            steps, unsettled = _measured(asked, now)
+            steps = _measured(asked, now)
         if steps is None:
-            steps = _by_rule(asked)
+            steps = asked.first((way, BY_RULE + why) for way, why in by_rule(asked.problem, asked.passes, asked.device))
+        if steps is None:
+            steps = _pytorchs(asked)
     if steps:
-        return tuple(step._replace(unsettled=unsettled) for step in steps)
+        return tuple(step._replace(unsettled=asked.unsettled) for step in steps)
     if len(asked.passes) == 1:
         raise BackendError(_refusal(name, asked))
     return tuple(step for one in asked.one_by_one() for step in _choose(one, request, now, stored))
@@ -146,55 +155,39 @@ def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
     return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
 
 
-def _registered(asked: _Asked) -> Steps | None:
-    """Return the steps of the user's kernel registered last of those that compute any of the passes."""
-    mine = (b for b in reversed(backends().values()) if b.preferred)
-    found = (asked.steps(backend, "registered by the user") for backend in mine)
-    return next((steps for steps in found if steps is not None), None)
-
-
-def _measured(asked: _Asked, now: bool) -> tuple[Steps | None, bool]:
-    """Return the fastest usable steps by what was measured before, or is now; and whether to measure again later."""
+def _measured(asked: _Asked, now: bool) -> Steps | None:
+    """Return the fastest usable steps by what was measured before, or is now."""
     there = asked.problem, asked.outputs, asked.device
     known = find(*there)
-    unsettled = now and worth_measuring(asked.problem, asked.device, known)
-    if unsettled:
+    if now and worth_measuring(asked.problem, asked.device, known):
         known = measure_now(*there) or known
-        unsettled = known is None or known.count < SETTLED
+        asked.unsettled = known is None or known.count < SETTLED
     if known:
         for way, _ in known.ranked():
             if steps := steps_of(way, *there):
-                return tuple(s._replace(reason=known.reason(way)) for s in steps), unsettled
-    return None, unsettled
+                return tuple(s._replace(reason=known.reason(way)) for s in steps)
+    return None
 
 
-def _by_rule(asked: _Asked) -> Steps:
-    """Return the steps of the first backend of a rule; else PyTorch's, or of what replaces it where it is wrong."""
-    for way, why in by_rule(asked.problem, asked.passes, asked.device):
-        steps = asked.steps(get_backend(way), BY_RULE + why)
-        if steps is not None:
-            return steps
+def _pytorchs(asked: _Asked) -> Steps:
+    """Return PyTorch's steps, or those proposed to be timed against them; where it is wrong, what replaces it."""
     aten = get_backend("aten")
-    why = "no rule prefers another backend"
-    steps = asked.steps(aten, why)
+    steps = asked.steps("aten", "no rule prefers another backend")
     if steps:  # else there is nothing to time a proposal against
         for way, reason in proposals(asked.problem, asked.device):
-            proposed = asked.steps(get_backend(way), _PROPOSED + reason)
+            proposed = asked.steps(way, _PROPOSED + reason)
             if proposed is None:
                 continue
             untimed = "rules alone decide" if _by_rules_alone[0] else not_timed(asked.device)
             if not untimed:
                 return tuple(step._replace(proposed=True) for step in proposed)
-            why = f"{way} was not timed against it on this GPU, and {untimed}"
-            steps = asked.steps(aten, why)
-            break
+            return asked.steps("aten", f"{way} was not timed against it on this GPU, and {untimed}") or ()
     if steps or len(asked.passes) > 1:
         return steps or ()
     wrong, instead = aten.wrong_here(asked.problem, asked.passes, asked.device)
     why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else "the first that can"
     there = backends()
-    found = (asked.steps(there[name], why) for name in dict.fromkeys((*instead, *there)) if name in there)
-    return next(filter(None, found), ())
+    return asked.first((name, why) for name in dict.fromkeys((*instead, *there)) if name in there) or ()
 
 
 def _refusal(requested: str | None, asked: _Asked) -> str:

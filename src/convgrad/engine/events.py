@@ -28,37 +28,27 @@ class Event(NamedTuple):
     seconds: float
 
 
-class _Observers(list[Callable[[Event], object]]):
-    """The observers; the table of calls knows how many there are, since none of them sees what it computes."""
-
-    def append(self, observer: Callable[[Event], object]) -> None:
-        super().append(observer)
-        table.tell(1)
-
-    def remove(self, observer: Callable[[Event], object]) -> None:
-        super().remove(observer)
-        table.tell(-1)
-
-
 #: Where there is one, work on a GPU is waited for before the clock is read.
-observers = _Observers()
+observers: list[Callable[[Event], object]] = []
 
 
 @contextmanager
 def observing(observer: Callable[[Event], object]) -> Generator[None, None, None]:
-    """Tell an observer of every call in this block, in all threads."""
+    """Tell an observer of every call in this block, in all threads; meanwhile the table of calls computes nothing."""
     observers.append(observer)
+    table.tell(1)
     try:
         yield
     finally:
         observers.remove(observer)
+        table.tell(-1)
 
 
 class _Thread(threading.local):
     """The call that this thread is running."""
 
     _in_backend: bool = False
-    #: What it computes is a trial of ours, of which no observer is told.
+    #: No observer is told of what it computes, which is a trial of the library's.
     unobserved: bool = False
 
     @property

@@ -11,8 +11,8 @@ import torch
 from .._compat import onednn_limit
 from ..backends import learn
 from ..problem import OUTPUTS, ConvProblem, Output
-from . import store
 from .cache import invalidate
+from .measure import store
 
 _KIND = "defect"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from .plan import Plan
-from .steps import Step
 
 #: Stride, padding, dilation, transposed, output_padding and groups of the operator.
 POINTWISE = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
@@ -17,17 +16,14 @@ def as_pointwise(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beats_matmul(plan: Plan) -> bool:
-    """Whether a linear layer's plan leaves any part to a faster backend than torch's matrix product, or is not settled.
+    """Whether a linear layer's plan leaves any part to a faster backend than torch's matrix product, or is unsettled.
 
     What it leaves to PyTorch must be that product: not a convolution of PyTorch's, nor what replaces a wrong one.
     """
     steps = (*plan.steps, *plan.backward((True, True, plan.problem.has_bias)).steps)
     others = [step for step in steps if step.backend.name != "aten:matmul"]
-    faster = all(_is_faster(step, plan.request is not None) for step in others)
-    return faster and (bool(others) or any(step.unsettled for step in steps))
-
-
-def _is_faster(step: Step, requested: bool) -> bool:
-    backend = step.backend
-    known = requested or backend.preferred or backend.name.startswith("native") or step.reason.startswith("measured")
-    return known and not backend.from_pytorch
+    for step in others:
+        known = plan.request is not None or step.backend.preferred or step.reason.startswith("measured")
+        if step.backend.from_pytorch or not (known or step.backend.name.startswith("native")):
+            return False
+    return bool(others) or any(step.unsettled for step in steps)

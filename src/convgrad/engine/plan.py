@@ -20,7 +20,7 @@ from ..validation import check_output_padding
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
-from .measurer import confirmed, look_again
+from .measure.measurer import confirmed, look_again
 from .request import Request, active, resume
 from .steps import SLOTS, Step, bind_step, is_prepared, slots_of
 
@@ -33,15 +33,13 @@ class Plan:
     """The kernels for one problem, one set of outputs and one device, under the flags and request at its making.
 
     Attributes:
-        problem: what is computed.
-        outputs: what to compute, in the order of ``problem.OUTPUTS``.
-        device: where to compute it.
+        outputs: in the order of ``problem.OUTPUTS``.
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
         unsettled: the kernel makes the choice again, so neither PyTorch's own operator nor an entry of the table may
             replace it.
         aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
         arguments: of that operator, if so.
-        backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`, kept.
+        backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`.
         form: for the plan of a call, the form from which its derivatives are made.
         request: the `use_backend` request under which it was made.
         flags, generation: the plan is valid until one of them changes; without flags, never for a backward pass.
@@ -59,12 +57,9 @@ class Plan:
     def __init__(
         self, problem: ConvProblem, outputs: Outputs, device: torch.device, steps: tuple[Step, ...], since: int
     ) -> None:
-        self.problem = problem
-        self.outputs = outputs
-        self.device = device
-        self.steps = steps
-        one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
-        self.unsettled = any(step.unsettled or step.proposed for step in self.steps)
+        self.problem, self.outputs, self.device, self.steps = problem, outputs, device, steps
+        one_call = len(steps) == 1 and steps[0].backend.name == "aten"
+        self.unsettled = any(step.unsettled or step.proposed for step in steps)
         self.aten = one_call and not self.unsettled and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
         self.form: Any = None
@@ -73,10 +68,8 @@ class Plan:
         self.generation = since
         self._kernels: list[Callable[..., Any]] | None = None
         #: For each step: which slots it reads, and where among the outputs its results belong.
-        self._program = [
-            (slots_of(step.outputs), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps
-        ]
-        yielded = {o for step in self.steps for o in step.outputs}
+        self._program = [(slots_of(step.outputs), tuple([outputs.index(o) for o in step.outputs])) for step in steps]
+        yielded = {o for step in steps for o in step.outputs}
         self._rests = [i for i, output in enumerate(outputs) if output not in yielded]
         #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
         self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
@@ -86,7 +79,7 @@ class Plan:
     # ---- running -------------------------------------------------------------------------------------
 
     def bind(self, like: tuple[Tensor | None, ...] = ()) -> list[Callable[..., Any]]:
-        """The kernel of each step; bound when first needed, for many plans are made to be explained and never run.
+        """Return the kernel of each step; bound when first needed, for many plans are explained and never run.
 
         Args:
             like: operands and bias of a pass, as `bind_step` takes them.
@@ -96,8 +89,8 @@ class Plan:
             for i, step in enumerate(self.steps):
                 if step.proposed:
                     kernels[i] = confirmed(kernels[i], self.problem, step, self.device)
-            if any(step.unsettled for step in self.steps):
-                kernels[0] = look_again(kernels[0], self.device)
+                elif step.unsettled:
+                    kernels[i] = look_again(kernels[i], self.device)
             self._kernels = kernels
         return self._kernels
 
@@ -141,7 +134,7 @@ class Plan:
         return results[one], results[two], results[three]
 
     def _rest(self, output: Output, slots: tuple[Tensor | None, ...]) -> Tensor:
-        """An output that no step yields: the sum for grad_bias, or the result of an empty contraction."""
+        """Return an output that no step yields: the sum for grad_bias, or the result of an empty contraction."""
         p = self.problem
         if output != "grad_bias":
             return _empty_result(p, output, next(t for t in slots if t is not None), None)
@@ -152,7 +145,7 @@ class Plan:
     # ---- the backward of a forward plan ------------------------------------------------------------------
 
     def backward(self, needs: tuple[bool, ...]) -> Plan:
-        """The plan of the gradients of (input, weight, bias) that are needed; made when it is first needed."""
+        """Return the plan of the gradients of (input, weight, bias) that are needed; made when it is first needed."""
         plan = self.backwards.get(needs)
         if plan is None:
             if self.form is not None:

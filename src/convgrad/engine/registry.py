@@ -39,7 +39,7 @@ def unregister(name: str) -> None:
 
 
 def backends() -> dict[str, Backend]:
-    """All registered backends by name, in the order of their registration."""
+    """Return all registered backends by name, in the order of their registration."""
     found = _backends.copy()  # at once: another thread may register one
     found.pop(_hidden.get() or "", None)
     return found
@@ -47,7 +47,7 @@ def backends() -> dict[str, Backend]:
 
 @contextmanager
 def without(name: str) -> Generator[None, None, None]:
-    """In this block, and in this thread or task, choices are made as if no backend had this name."""
+    """Choose in this block, and in this thread or task, as if no backend had this name."""
     token = _hidden.set(name)
     try:
         yield
@@ -56,7 +56,7 @@ def without(name: str) -> Generator[None, None, None]:
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of this name, which may say that it computes over a padded copy.
+    """Return the backend of this name, which may say that it computes over a padded copy.
 
     Raises:
         KeyError: there is none; the message lists those there are.
@@ -75,7 +75,7 @@ def _unknown(name: object) -> UnknownNameError:
 def reasons_against(
     backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device, *, requested: bool = False
 ) -> list[str]:
-    """Every reason why a backend cannot compute these outputs here and now; empty means usable.
+    """Return every reason why a backend cannot compute these outputs here and now; empty means usable.
 
     Args:
         requested: it was requested by name, so that it may compute even what is known to be wrong.

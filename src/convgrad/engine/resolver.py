@@ -7,6 +7,7 @@ The functions ``checked_*`` only validate. They accept symbolic sizes, so the op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from marshal import dumps
 from typing import Any, NamedTuple
 
@@ -110,7 +111,7 @@ def resolve(
     c: Tensor | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> Plan:
-    """The plan for a call of an operator below the dispatcher: looked up, or made and remembered.
+    """Return the plan for a call of an operator below the dispatcher: looked up, or made and remembered.
 
     Args:
         op: ``convolution``, ``convolution_backward``, ``grad_input`` or ``grad_weight``.
@@ -141,30 +142,21 @@ def make(
     operands: tuple[Any, ...] = (a, b) if op in ("grad_input", "grad_weight") else (a, b, c)
     checked = _CHECKS[op](*operands, *raw, **({} if memory_format is None else {"memory_format": memory_format}))
     g = checked.geometry
-    problem = problem_of(
-        checked.input_size,
-        checked.weight_size,
-        checked.output_size,
-        g,
-        dtype=a.dtype,
-        memory_format=checked.layout,
-        has_bias=op == "convolution" and c is not None,
-    )
+    sizes, forward = (checked.input_size, checked.weight_size, checked.output_size), op == "convolution"
+    has_bias = forward and c is not None
+    problem = problem_of(*sizes, g, dtype=a.dtype, memory_format=checked.layout, has_bias=has_bias)
     if padding_mode != "zeros":
         problem = problem.replace(padding_mode=padding_mode)
-    outputs: Outputs = (problem.bias_pass,)
-    if op != "convolution":
-        outputs = gradient_outputs(g.transposed, checked.mask)
+    outputs: Outputs = (problem.bias_pass,) if forward else gradient_outputs(g.transposed, checked.mask)
     if a.is_cpu:
         check_memory(problem, outputs, operands)
     plan = plan_for(problem, outputs, a.device, now=True)
     if plan.aten and len(operands) == 3:  # an operator of PyTorch's too, which would get its operands as they are
-        input, weight = (a, b) if op == "convolution" else operands[1:]
-        plan.aten = not reads_odd_strides(problem, input, weight)
-    if op == "convolution":
+        plan.aten = not reads_odd_strides(problem, *((a, b) if forward else operands[1:]))
+    if forward:
         plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
     plan.flags = None if a.is_complex() else flags(a)
-    plan.bind(operands if op == "convolution" else ())
+    plan.bind(operands if forward else ())
     if key is not None:
         remember(key, plan, plan.generation)
     return plan
@@ -187,7 +179,7 @@ class Checked(NamedTuple):
 
 
 def checked_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Checked:
-    """A convolution's operands, validated: real, fake or meta."""
+    """Validate a convolution's operands: real, fake or meta."""
     g = conv_geometry(weight.shape, *arguments)
     shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
     check_operands(("input", input), ("weight", weight), ("bias", bias))
@@ -197,7 +189,7 @@ def checked_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arg
 def checked_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *arguments: Any
 ) -> Checked:
-    """The operands of ``convolution_backward``, validated."""
+    """Validate the operands of ``convolution_backward``."""
     *form, mask = arguments
     g = conv_geometry(weight.shape, *form)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, mask)
@@ -205,30 +197,27 @@ def checked_backward(
     return Checked(g, input.shape, weight.shape, grad_output.shape, layout_of(input, weight, g), mask)
 
 
-def _checked_gradient(of_weight: bool) -> Callable[..., Checked]:
-    def checked(
-        grad_output: Tensor,
-        other: Tensor,
-        size: Ints,
-        *arguments: Any,
-        memory_format: torch.memory_format | None = None,
-    ) -> Checked:
-        """The operands of ``grad_input`` or ``grad_weight``, validated; without a layout, they decide."""
-        input_size, weight_size = (other.shape, size) if of_weight else (size, other.shape)
-        g = conv_geometry(weight_size, *arguments)
-        check_backward(grad_output.shape, input_size, weight_size, None, g)
-        check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
-        if memory_format is None:
-            # Of what is not there only the layout is looked at: a contiguous weight, an input as grad_output lies.
-            known = torch.contiguous_format if of_weight else suggested_format(grad_output)
-            unread = torch.empty(tuple(size), dtype=other.dtype, device=other.device, memory_format=known)
-            memory_format = layout_of(other, unread, g) if of_weight else layout_of(unread, other, g)
-        return Checked(g, input_size, weight_size, grad_output.shape, memory_format, (not of_weight, of_weight, False))
-
-    return checked
+def _checked_gradient(
+    of_weight: bool,
+    grad_output: Tensor,
+    other: Tensor,
+    size: Ints,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+) -> Checked:
+    """Validate the operands of ``grad_input`` or ``grad_weight``; without a layout, they decide."""
+    input_size, weight_size = (other.shape, size) if of_weight else (size, other.shape)
+    g = conv_geometry(weight_size, *arguments)
+    check_backward(grad_output.shape, input_size, weight_size, None, g)
+    check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
+    if memory_format is None:  # the missing operand: a contiguous weight, an input in the layout of grad_output
+        known = torch.contiguous_format if of_weight else suggested_format(grad_output)
+        missing = torch.empty(tuple(size), dtype=other.dtype, device=other.device, memory_format=known)
+        memory_format = layout_of(other, missing, g) if of_weight else layout_of(missing, other, g)
+    return Checked(g, input_size, weight_size, grad_output.shape, memory_format, (not of_weight, of_weight, False))
 
 
-checked_grad_input, checked_grad_weight = _checked_gradient(False), _checked_gradient(True)
+checked_grad_input, checked_grad_weight = partial(_checked_gradient, False), partial(_checked_gradient, True)
 _CHECKS: dict[str, Callable[..., Checked]] = {
     "convolution": checked_convolution,
     "convolution_backward": checked_backward,

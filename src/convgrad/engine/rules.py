@@ -3,7 +3,9 @@
 On a CPU a backend comes before PyTorch's kernels where it is faster by an estimate (`costs`), and for two kinds of
 problem that PyTorch's are always slow for, wherever it can compute them. Matrix products have rules of their own, for
 MKL's cost little beside their arithmetic. ``benchmarks/derive.py`` writes `TABLE` and says what the rules lose.
-Those of a GPU are in `proposals`.
+
+On a GPU a rule only proposes: the evidence is strong, but how much is gained on which card is measured at the first
+call (`measure.measurer.confirmed`), with the processor's time, and stored. Until then PyTorch's kernels are the choice.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from typing import Literal
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import of_patches
+from ..backends import capability, of_patches
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .costs import gains, library_of
-from .environment import mkl_at_its_best
+from .measure.environment import mkl_at_its_best
 
 #: Kind of problem -> the backends to try, in order, and how many times as fast as PyTorch's call as given each was in
 #: the sweep, on geometric average.
@@ -31,8 +33,8 @@ TABLE: dict[str, dict[str, float]] = {
 # end of the derived lines
 
 #: How many times as fast as PyTorch's kernels a backend must be by estimate: of matrix products in 32 bits and more,
-#: which are estimated best; by ``native:amx``; and of all other problems by all other backends.
-_OF_PRODUCTS, _BY_AMX, _ELSEWHERE = 1.0, 1.3, 1.45
+#: which are estimated best; by ``native:amx``; in 16 bits in channels_last, where oneDNN copies nothing; and elsewhere.
+_OF_PRODUCTS, _BY_AMX, _IN_16_BITS, _ELSEWHERE = 1.0, 1.3, 1.7, 1.45
 #: FLOPs below which a matrix product that PyTorch computes without oneDNN is left to it: with operands in the caches,
 #: ``native`` was 0.9x as fast forward, and 1.0x for the gradients (docs/rules.md).
 _SMALL_PRODUCT = 3e6
@@ -77,7 +79,9 @@ def least_gain(p: ConvProblem, way: str) -> float:
     """Return how many times as fast as PyTorch's kernels a backend must be by estimate."""
     if p.unpadded_pointwise and p.dtype.itemsize > 2:
         return _OF_PRODUCTS
-    return _BY_AMX if way == "native:amx" else _ELSEWHERE
+    if way == "native:amx":
+        return _BY_AMX
+    return _IN_16_BITS if p.dtype.itemsize == 2 and p.channels_last else _ELSEWHERE
 
 
 def kind_of(p: ConvProblem, lacking: str) -> Literal["depthwise", "emulated", "other"] | None:
@@ -116,12 +120,9 @@ def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     """Whether a linear layer is large enough to gain as a pointwise convolution: as such it costs 50 to 80 us more.
 
-    On one and two threads of a Zen 4, with 64 to 46000 rows and 2 to 4096 features that lie in no cache, 449 layers of
-    4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
-    0.80x below 16 million and 0.95x above. With 32 to 160 rows, 206 layers were 1.22x to 1.50x, the least 0.99x; with
-    fewer rows two of 61 lost, 0.89x. (For MKL see `_beats_mkl`.) One output feature is no product of matrices
-    (0.6x to 0.8x). Nor is one input feature, whose stride may be anything: as an image it may lie contiguously, and its
-    result then has no rows in memory.
+    The times are in docs/kernels.md; for MKL see `_beats_mkl`. One output feature is no product of matrices. Nor is
+    one input feature, whose stride may be anything: as an image it may be contiguous, and its result then has no rows
+    in memory.
 
     Args:
         elements: of the input.
@@ -136,14 +137,11 @@ def _is_linear(p: ConvProblem) -> bool:
 
 
 def _beats_mkl(way: str, p: ConvProblem) -> bool:
-    """Whether this kernel of ours computes a linear layer faster than MKL at its best.
+    """Whether this kernel of ours computes a linear layer faster than MKL at its best (times: docs/kernels.md).
 
     With few rows, packing the weight and writing its gradient are much of the work; with few output features packing
-    the input is; with many input features both are as fast as arithmetic lets them. Elsewhere 48 random layers were
-    1.16x (one thread) and 1.20x (two) as fast on a Xeon with AVX-512, the least 0.97x. Without it nothing was measured.
-
-    AMX multiplies so fast that packing is much of the work where any size is small; 529 random layers that it computes
-    were 1.31x (one thread) and 1.22x (two) as fast, 10 of them below 0.95x.
+    the input is; with many input features both are as fast as arithmetic lets them. AMX multiplies so fast that packing
+    is much of the work where any size is small.
     """
     rows, many = p.input_size[1], p.input_size[1] >= _MANY_ROWS
     if way == "native:amx":
@@ -159,3 +157,47 @@ def _one_patch(p: ConvProblem) -> bool:
 def _slow_scatter(p: ConvProblem) -> bool:
     """Kernels that do not overlap, of a problem whose gradient of the input oneDNN is slow at; it has no float64."""
     return of_patches(p) and p.flops >= _SMALL_PATCH and p.dtype.itemsize <= 4
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------
+
+#: The oldest NVIDIA GPUs for which Triton compiles.
+_LEAST_CAPABILITY = (8, 0)
+#: Bytes of operands and result which any GPU reads and writes in about the time of a launch: no kernel gains below.
+_LEAST_BYTES = 4 << 20
+#: Columns of a kernel from which tensor cores multiply it.
+_WIDE_KERNEL = 9
+#: Kernel elements from which PyTorch's depthwise kernels take less long out of channels_last: 7x7.
+_LARGE_PLANE = 49
+
+
+def proposals(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Yield the backends that may be faster than PyTorch's own on a GPU, best first, and why."""
+    if device.type == "cuda" and problem.least_bytes >= _LEAST_BYTES:
+        yield from _depthwise(problem, device)
+        yield from _routes(problem)
+
+
+def _depthwise(p: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
+    """Depthwise kernels of ours, on NVIDIA's GPUs; on others they were never run.
+
+    PyTorch's native kernels read an input once for each kernel position to sum grad_weight; cuDNN has both gradients
+    in two calls, where ours read each operand once (benchmarks/results/gpu-h100.md). Wide kernels in float32 are not
+    proposed on tensor cores: that would be TF32, which PyTorch's depthwise kernels do not use.
+    """
+    found = capability(device)
+    if found is None or found < _LEAST_CAPABILITY or not p.depthwise or prod(p.kernel_size) == 1:
+        return
+    if p.kernel_size[-1] >= _WIDE_KERNEL and p.dtype.itemsize == 2:
+        yield "triton:banded", "tensor cores multiply wide depthwise kernels, and PyTorch's do not use them"
+    yield "triton", "PyTorch's depthwise kernels read their operands several times"
+
+
+def _routes(p: ConvProblem) -> Iterator[tuple[str, str]]:
+    """Other forms of PyTorch's call, where public reports say that its usual one is slow (docs/gpu.md has them)."""
+    if of_patches(p):
+        yield "aten:patches", "patches are one matrix product, for which convolution libraries may have no fast kernel"
+    if p.ndim == 3 and p.dtype.itemsize == 2 and not (p.channels_last or p.depthwise) and torch.version.hip is None:
+        yield "aten:channels_last", "PyTorch keeps volumes of 16 bits away from some releases of cuDNN, but not these"
+    if p.channels_last and p.groups > 1 and (not p.depthwise or prod(p.kernel_size) >= _LARGE_PLANE):
+        yield "aten:contiguous", "cuDNN's kernels for channels_last are slow with groups"

@@ -33,10 +33,7 @@ def slots_of(outputs: Outputs) -> tuple[int, ...]:
 
 
 def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] = ()) -> Callable[..., Any]:
-    """One function that copies operands into a layout of the backend, allocates a workspace, and adds a bias.
-
-    Whether an operand must be copied (`is_prepared`) is written out in it, because that is most of what a small
-    convolution costs beside its kernel.
+    """Return a function that copies operands into a layout of the backend, allocates a workspace, and adds a bias.
 
     Args:
         like: operands and bias of a pass, if all later ones have the same strides and none is lazily negated: where the
@@ -49,52 +46,46 @@ def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] 
     fused = backend.fuses_bias(problem)
     if "any" in backend.layouts and not size and (fused or not one_pass):
         return kernel
-    layout = operand_format(backend, problem)
     ask_all = problem.dtype.is_complex  # a lazy conjugate is possible
-    layout = layout or torch.contiguous_format  # where any strides will do, nothing else is copied, either
+    if like and not ask_all and not size:
+        a, b, bias = like
+        taken = all(t is not None and is_prepared(backend, problem, t) for t in (a, b))
+        if taken and (bias is None or (fused and bias.is_contiguous())):
+            return kernel
+    # Where any strides will do, contiguous operands are not looked at further.
+    layout = operand_format(backend, problem) or torch.contiguous_format
     channels = (-1, *(1,) * problem.ndim)
+
+    def ready(t: Tensor) -> Tensor:
+        return prepare(backend, problem, t) if ask_all or not t.is_contiguous(memory_format=layout) or t.is_neg() else t
 
     def scratch(like: Tensor) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=like.device)
 
-    def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        if ask_all or not grad_output.is_contiguous(memory_format=layout) or grad_output.is_neg():
-            grad_output = prepare(backend, problem, grad_output)
-        if ask_all or not input.is_contiguous(memory_format=layout) or input.is_neg():
-            input = prepare(backend, problem, input)
-        if ask_all or not weight.is_contiguous(memory_format=layout) or weight.is_neg():
-            weight = prepare(backend, problem, weight)
-        return kernel(grad_output, input, weight, scratch(weight) if size else None)
+    def run_several(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return kernel(ready(grad_output), ready(input), ready(weight), scratch(weight) if size else None)
 
     def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Written out, for a call of `ready` would be most of what a small convolution costs beside its kernel.
         if ask_all or not a.is_contiguous(memory_format=layout) or a.is_neg():
             a = prepare(backend, problem, a)
         if ask_all or not b.is_contiguous(memory_format=layout) or b.is_neg():
             b = prepare(backend, problem, b)
+        workspace = scratch(a) if size else None
         if bias is None or not fused:
-            result = kernel(a, b, None, scratch(a) if size else None)
+            result = kernel(a, b, None, workspace)
             return result if bias is None else result.add_(bias.view(channels))
-        return kernel(a, b, prepare_bias(bias), scratch(a) if size else None)
+        bias = bias.resolve_conj().resolve_neg().contiguous()  # one that is expanded, or strided in another tensor
+        return kernel(a, b, bias, workspace)
 
-    if like and not ask_all and not size and _as_they_are(backend, problem, fused, *like):
-        return kernel
-    return run_pass if one_pass else run_sweep
-
-
-def _as_they_are(
-    backend: Backend, problem: ConvProblem, fused: bool, a: Tensor | None, b: Tensor | None, bias: Tensor | None
-) -> bool:
-    """Whether a kernel takes the operands of a pass, and the bias, as they are."""
-    if bias is not None and not (fused and bias.is_contiguous()):
-        return False
-    return all(t is not None and is_prepared(backend, problem, t) for t in (a, b))
+    return run_pass if one_pass else run_several
 
 
 # ---- operands in the layout in which a backend takes them ---------------------------------------------
 
 
 def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
-    """Whether the backend takes this tensor as it lies in memory."""
+    """Whether the backend takes this tensor as it is."""
     if "any" in backend.layouts:
         return True
     if tensor.is_conj() or tensor.is_neg():
@@ -104,7 +95,7 @@ def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
 
 
 def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
-    """The tensor itself if the backend takes it as it is, else a copy in `operand_format`.
+    """Return the tensor itself if the backend takes it as it is, else a copy in `operand_format`.
 
     An expanded gradient of a sum or a permuted weight is copied here. Lazy conjugations and negations are carried out.
 
@@ -122,8 +113,3 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
         return tensor
     tensor, memory_format = tensor.resolve_conj().resolve_neg(), operand_format(backend, problem)
     return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)
-
-
-def prepare_bias(bias: Tensor) -> Tensor:
-    """A contiguous bias: one that is expanded, or strided within another tensor, is copied here."""
-    return bias.resolve_conj().resolve_neg().contiguous()

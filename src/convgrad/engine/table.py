@@ -41,7 +41,8 @@ _MOST_RANK = 5
 _MOST_LAUNCHES = 3
 _pack_step = Struct("2i1536s").pack
 _pack_launches = Struct(f"2i{_MOST_LAUNCHES}q").pack
-_pack_entry = Struct(f"4i{3 * (1 + 2 * _MOST_RANK)}q").pack
+_SHAPES = 3 * (1 + 2 * _MOST_RANK)  # a rank, a shape and strides for each result
+_pack_entry = Struct(f"4i{_SHAPES}q").pack
 
 
 class Table:
@@ -97,11 +98,6 @@ def inside(value: bool) -> None:
         _opened.inside(value)
 
 
-def table() -> Table | None:
-    """Return the table if it is open."""
-    return _opened
-
-
 @functools.cache
 def open_table(compute: Callable[..., Any]) -> Table | None:
     """Open the table; None if there is no compiled library, or PyTorch lacks a function that it needs.
@@ -126,15 +122,11 @@ def open_table(compute: Callable[..., Any]) -> Table | None:
 
 
 def _addresses(library: ctypes.PyDLL) -> bytes | None:
-    """The addresses of the functions that the library needs, in its order; None if one is missing."""
+    """Return the addresses of the functions that the library needs, in its order; None if one is missing."""
     library.convgrad_aten_names.restype = ctypes.c_char_p
-    folder = Path(torch.__file__).parent / "lib"
-    suffix = ".dylib" if (folder / "libtorch_cpu.dylib").exists() else ".so"
-    places: list[Any] = [ctypes.pythonapi]
-    for name in ("torch_cpu", "torch_python", "torch_cuda", "torch_hip"):
-        path = folder / f"lib{name}{suffix}"
-        if path.exists():
-            places.append(ctypes.CDLL(str(path)))
+    names, folder = ("torch_cpu", "torch_python", "torch_cuda", "torch_hip"), Path(torch.__file__).parent / "lib"
+    paths = [path for name in names for suffix in ("so", "dylib") if (path := folder / f"lib{name}.{suffix}").exists()]
+    places: list[Any] = [ctypes.pythonapi, *map(ctypes.CDLL, map(str, paths))]
     addresses = []
     for name in library.convgrad_aten_names().decode().split():
         found = next((getattr(place, name) for place in places if hasattr(place, name)), None)
@@ -156,15 +148,16 @@ def pack(plan: Plan, operands: tuple[Tensor | None, ...], pytorchs_autograd: boo
     """
     problem = plan.problem
     if plan.aten:
-        return _pack_entry(0, pytorchs_autograd, 0, False, *(0,) * (3 * (1 + 2 * _MOST_RANK)))
+        return _pack_entry(0, pytorchs_autograd, 0, False, *(0,) * _SHAPES)
     if plan.unsettled or problem.empty or problem.padding_mode != "zeros":
         return None
     backward = plan.outputs != (problem.bias_pass,)
     results = gradient_outputs(problem.transposed) if backward else (problem.bias_pass,)
-    copied = _copied(plan, backward, operands)
+    given = dict(zip(_names(problem, backward), operands, strict=True))
+    copied = _copied(plan, given)
     if copied is None:
         return None
-    steps = [_pack_one(plan, step, results, backward, operands) for step in plan.steps]
+    steps = [_pack_one(problem, step, results, given) for step in plan.steps]
     yielded = {output for step in plan.steps for output in step.outputs}
     rest = [output for output in plan.outputs if output not in yielded]
     if rest:
@@ -179,55 +172,8 @@ def pack(plan: Plan, operands: tuple[Tensor | None, ...], pytorchs_autograd: boo
         strides = usual_strides(shape, problem.channels_last) if output != "grad_bias" else (1,)
         fill = (0,) * (_MOST_RANK - len(shape))
         shapes += [len(shape), *shape, *fill, *strides, *fill]
-    shapes += [0] * (3 * (1 + 2 * _MOST_RANK) - len(shapes))
+    shapes += [0] * (_SHAPES - len(shapes))
     return _pack_entry(len(steps), pytorchs_autograd, copied, problem.channels_last, *shapes) + b"".join(packed)
-
-
-def _pack_one(
-    plan: Plan, step: Step, results: Outputs, backward: bool, operands: tuple[Tensor | None, ...]
-) -> bytes | None:
-    """Return one step of a plan as the compiled code reads it; None if it needs Python."""
-    problem, backend = plan.problem, step.backend
-    places = sum(1 << results.index(output) for output in step.outputs)
-    if backend.name == "aten":
-        input_and_weight: Any = operands[1:]
-        as_they_are = backward and runs_as_stated(problem) and not reads_odd_strides(problem, *input_and_weight)
-        return _pack_step(_PYTORCH, places, b"") if as_they_are else None
-    if isinstance(backend, TritonBackend):
-        launched = backend.entry(problem, step.outputs, _by_slot(problem, step.outputs, backward, operands))
-        if launched is None or len(launched.scratch) > 1:
-            return None
-        count = len(launched.launches) // LAUNCH_BYTES
-        unusual = [
-            output
-            for output, (shape, strides) in launched.results.items()
-            if output != "grad_bias" and strides != usual_strides(shape, problem.channels_last)
-        ]
-        if count > _MOST_LAUNCHES or unusual:
-            return None
-        scratch = (*launched.scratch, *(0,) * (_MOST_LAUNCHES - len(launched.scratch)))
-        head = _pack_launches(count, len(launched.scratch), *scratch)
-        return _pack_step(_CUDA, places, head + launched.launches)
-    native = native_plan(backend, problem, step.outputs)
-    bias = None if backward else operands[2]
-    if native is None or not (bias is None or bias.is_contiguous()):
-        return None
-    return _pack_step(_NATIVE, places, native)
-
-
-def _copied(plan: Plan, backward: bool, operands: tuple[Tensor | None, ...]) -> int | None:
-    """Return which operands the CPU kernels read as dense copies, a bit each; None if Python must make the copies."""
-    problem, copied = plan.problem, 0
-    steps = [s for s in plan.steps if s.backend.name != "aten" and not isinstance(s.backend, TritonBackend)]
-    for i, (name, t) in enumerate(zip(_names(problem, backward), operands, strict=True)):
-        readers = [s.backend for s in steps if name in {SLOTS[slot] for slot in slots_of(s.outputs)}]
-        if t is None or all(is_prepared(backend, problem, t) for backend in readers):
-            continue
-        layouts = {operand_format(backend, problem) for backend in readers}
-        if layouts != {problem.memory_format} or t.is_conj() or t.is_neg():
-            return None
-        copied |= 1 << i
-    return copied
 
 
 def _names(problem: ConvProblem, backward: bool) -> tuple[str, str, str]:
@@ -237,10 +183,49 @@ def _names(problem: ConvProblem, backward: bool) -> tuple[str, str, str]:
     return ("grad_output" if problem.transposed else "input", "weight", "bias")
 
 
-def _by_slot(
-    problem: ConvProblem, outputs: Outputs, backward: bool, operands: tuple[Tensor | None, ...]
-) -> dict[str, Tensor]:
-    """Return the operands that a step reads by the names of their slots in the plain problem."""
-    names = _names(problem, backward)
-    read = {SLOTS[i] for i in slots_of(outputs)} | {"bias"}
-    return {name: t for name, t in zip(names, operands, strict=True) if t is not None and name in read}
+def _pack_one(problem: ConvProblem, step: Step, results: Outputs, given: dict[str, Tensor | None]) -> bytes | None:
+    """Return one step of a plan as the compiled code reads it; None if it needs Python."""
+    backend, bias = step.backend, given.get("bias")
+    places = sum(1 << results.index(output) for output in step.outputs)
+    if backend.name == "aten":
+        _, *input_and_weight = given.values()
+        backward = "bias" not in given
+        as_they_are = backward and runs_as_stated(problem) and not reads_odd_strides(problem, *input_and_weight)  # pyright: ignore[reportArgumentType]
+        return _pack_step(_PYTORCH, places, b"") if as_they_are else None
+    if isinstance(backend, TritonBackend):
+        read = {*_reads(step), "bias"}
+        launched = backend.entry(problem, step.outputs, {n: t for n, t in given.items() if t is not None and n in read})
+        if launched is None or len(launched.scratch) > 1:
+            return None
+        count = len(launched.launches) // LAUNCH_BYTES
+        unusual = any(
+            output != "grad_bias" and strides != usual_strides(shape, problem.channels_last)
+            for output, (shape, strides) in launched.results.items()
+        )
+        if count > _MOST_LAUNCHES or unusual:
+            return None
+        scratch = (*launched.scratch, *(0,) * (_MOST_LAUNCHES - len(launched.scratch)))
+        head = _pack_launches(count, len(launched.scratch), *scratch)
+        return _pack_step(_CUDA, places, head + launched.launches)
+    native = native_plan(backend, problem, step.outputs)
+    return None if native is None or not (bias is None or bias.is_contiguous()) else _pack_step(_NATIVE, places, native)
+
+
+def _reads(step: Step) -> list[str]:
+    """Return the names of the operands that a step reads, but for a bias."""
+    return [SLOTS[i] for i in slots_of(step.outputs)]
+
+
+def _copied(plan: Plan, given: dict[str, Tensor | None]) -> int | None:
+    """Return which operands the CPU kernels read as dense copies, a bit each; None if Python must make the copies."""
+    problem, copied = plan.problem, 0
+    steps = [s for s in plan.steps if s.backend.name != "aten" and not isinstance(s.backend, TritonBackend)]
+    for i, (name, t) in enumerate(given.items()):
+        readers = [s.backend for s in steps if name in _reads(s)]
+        if t is None or all(is_prepared(backend, problem, t) for backend in readers):
+            continue
+        layouts = {operand_format(backend, problem) for backend in readers}
+        if layouts != {problem.memory_format} or t.is_conj() or t.is_neg():
+            return None
+        copied |= 1 << i
+    return copied

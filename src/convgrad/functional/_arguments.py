@@ -207,21 +207,6 @@ def with_output_padding(
     return arguments
 
 
-def conv_arguments(
-    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, groups: int
-) -> tuple[Any, ...]:
-    """Return the operator's arguments of a convolution, given in the order of ``torch.nn.functional.conv2d``."""
-    return all_arguments(d, weight_size, stride, padding, dilation, False, 0, groups)
-
-
-def transpose_arguments(
-    d: int, weight_size: Sequence[int], stride: Ints, padding: Padding, output_padding: Ints, groups: int,
-    dilation: Ints,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return those of a transposed convolution, given in the order of ``torch.nn.functional.conv_transpose2d``."""
-    return all_arguments(d, weight_size, stride, padding, dilation, True, output_padding, groups)
-
-
 def all_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, transposed: bool,
     output_padding: Ints, groups: int,

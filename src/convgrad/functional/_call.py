@@ -51,15 +51,12 @@ class Signature(NamedTuple):
     read: Callable[..., tuple[Any, ...]]
     #: The function itself, for what stands for a tensor.
     public: Any = None
-    #: For the table of calls: the order of the arguments, as PyTorch's functions have them (``ORDERS``); None if it
-    #: cannot read them.
+    #: The order of the arguments for the table of calls: that of ``conv2d`` (0), ``conv_transpose2d`` (1) or
+    #: ``convolution`` (2); None if it cannot read them.
     order: int | None = None
     #: PyTorch's function of the same arguments.
     pytorchs: Callable[..., Tensor] | None = None
 
-
-#: The orders of arguments that the table reads: those of ``conv2d``, ``conv_transpose2d`` and ``convolution``.
-ORDERS = {"conv": 0, "conv_transpose": 1, "convolution": 2}
 
 #: By the name of the function; each file of functions adds its own.
 signatures: dict[str, Signature] = {}
@@ -93,8 +90,8 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:
         return _first_call(plan, name, input, weight, bias, raw)
-    if profiler_enabled() and (range_of := _PROFILED.get(name)):
-        with profiled_call(range_of, input, weight, bias, plan.form.arguments):
+    if profiler_enabled() and signatures[name].pytorchs is not None:
+        with profiled_call(f"aten::{name}", input, weight, bias, plan.form.arguments):
             return _without_table(plan, input, weight, bias)
     result = _without_table(plan, input, weight, bias)
     if isinstance(key, bytes) and (table := opened()) is not None:
@@ -102,10 +99,6 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
         if entry is not None:
             table.store(key, entry)
     return result
-
-
-#: The operators of PyTorch's functions, by which its profiler knows their calls.
-_PROFILED = {f"{kind}{d}d": f"aten::{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3)}
 
 
 def _may_keep(input: Tensor, weight: Tensor) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._arguments import Ints, Padding, all_arguments, conv_arguments, transpose_arguments
-from ._call import ORDERS, Signature, not_tensors, run, signatures
+from ._arguments import Ints, Padding, all_arguments
+from ._call import Signature, not_tensors, run, signatures
 from ._rows import Layout, as_images, in_one_row
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"]
@@ -208,37 +209,34 @@ def _channels_last(
     return as_images(lambda image, kernel: run(as_image, image, kernel, bias, raw), input, weight, layout)
 
 
-signatures["convolution"] = Signature(None, all_arguments, convolution, ORDERS["convolution"])
-for _kind, _read, _functions in (
-    ("conv", conv_arguments, (conv1d, conv2d, conv3d)),
-    ("conv_transpose", transpose_arguments, (conv_transpose1d, conv_transpose2d, conv_transpose3d)),
-):
-    signatures[f"{_kind}1d(layout='NLC')"] = Signature(2, in_one_row(_read))
-    for _d, _function in enumerate(_functions, 1):
-        _name = f"{_kind}{_d}d"
-        signatures[_name] = Signature(_d, _read, _function, ORDERS[_kind], getattr(torch, _name))
-
-
 def convolution_with_backend(
-    backend: str, transposed: bool, input: Tensor, weight: Tensor, bias: Tensor | None, *raw_args: Any,
-    layout: Layout = "NCL",
-) -> Tensor:  # fmt: skip
-    """Return a convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
+    backend: str, name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *raw: Any, layout: Layout = "NCL"
+) -> Tensor:
+    """Return the result of a function of this file, with a request for a backend that stays in a compiled graph.
 
-    A module calls this in place of `use_backend`, whose side effect a strict ``torch.export`` warns of.
-
-    Args:
-        raw_args: as the functions take them, (stride, padding, dilation, groups) or, transposed,
-            (stride, padding, output_padding, groups, dilation).
-        layout: of a sequence.
+    A module calls it in place of `use_backend`, of whose side effect a strict ``torch.export`` warns.
     """
-    normalize = transpose_arguments if transposed else conv_arguments
 
     def call(input: Tensor, weight: Tensor) -> Tensor:
-        d = weight.dim() - 2
-        if input.dim() == d + 1:
+        if input.dim() == weight.dim() - 1:
             return call(input.unsqueeze(0), weight).squeeze(0)
-        arguments = (normalize if layout == "NCL" else in_one_row(normalize))(d, weight.shape, *raw_args)
+        read = signatures[name if layout == "NCL" else f"{name}(layout='NLC')"].read
+        arguments = read(weight.dim() - 2, weight.shape, *raw)
         return torch.ops.convgrad.convolution.with_backend(input, weight, bias, *arguments, backend=backend)
 
     return call(input, weight) if layout == "NCL" else as_images(call, input, weight, layout)
+
+
+#: Kind of function -> its arguments in the order of `all_arguments`.
+_READERS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "conv": lambda d, size, s, pad, dil, g: all_arguments(d, size, s, pad, dil, False, 0, g),
+    "conv_transpose": lambda d, size, s, pad, more, g, dil: all_arguments(d, size, s, pad, dil, True, more, g),
+}
+for _order, (_kind, _functions) in enumerate(
+    (("conv", (conv1d, conv2d, conv3d)), ("conv_transpose", (conv_transpose1d, conv_transpose2d, conv_transpose3d)))
+):
+    signatures[f"{_kind}1d(layout='NLC')"] = Signature(2, in_one_row(_READERS[_kind]))
+    for _d, _function in enumerate(_functions, 1):
+        _name = f"{_kind}{_d}d"
+        signatures[_name] = Signature(_d, _READERS[_kind], _function, _order, getattr(torch, _name))
+signatures["convolution"] = Signature(None, all_arguments, convolution, 2)

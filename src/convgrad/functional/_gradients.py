@@ -170,15 +170,7 @@ def conv1d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv1d`'s gradient with respect to its input, as ``torch.nn.grad.conv1d_input`` (see `grad_input`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(6, 4, 3), torch.randn(2, 6, 5)
-        >>> want = torch.nn.grad.conv1d_input((2, 4, 7), w, g)
-        >>> torch.allclose(convgrad.conv1d_input((2, 4, 7), w, g), want, atol=1e-4)
-        True
-    """
+    """Return `conv1d`'s gradient with respect to its input, as ``torch.nn.grad.conv1d_input`` (see `grad_input`)."""
     return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
 
 
@@ -186,15 +178,7 @@ def conv1d_weight(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv1d`'s gradient with respect to its weight, as ``torch.nn.grad.conv1d_weight`` (see `grad_weight`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 7), torch.randn(2, 6, 5)
-        >>> want = torch.nn.grad.conv1d_weight(x, (6, 4, 3), g)
-        >>> torch.allclose(convgrad.conv1d_weight(x, (6, 4, 3), g), want, atol=1e-4)
-        True
-    """
+    """Return `conv1d`'s gradient with respect to its weight, as ``torch.nn.grad.conv1d_weight`` (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
 
 
@@ -202,15 +186,7 @@ def conv2d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv2d`'s gradient with respect to its input, as ``torch.nn.grad.conv2d_input`` (see `grad_input`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(6, 4, 3, 3), torch.randn(2, 6, 5, 5)
-        >>> want = torch.nn.grad.conv2d_input((2, 4, 7, 7), w, g)
-        >>> torch.allclose(convgrad.conv2d_input((2, 4, 7, 7), w, g), want, atol=1e-4)
-        True
-    """
+    """Return `conv2d`'s gradient with respect to its input, as ``torch.nn.grad.conv2d_input`` (see `grad_input`)."""
     return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
 
 
@@ -218,15 +194,7 @@ def conv2d_weight(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv2d`'s gradient with respect to its weight, as ``torch.nn.grad.conv2d_weight`` (see `grad_weight`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 7, 7), torch.randn(2, 6, 5, 5)
-        >>> want = torch.nn.grad.conv2d_weight(x, (6, 4, 3, 3), g)
-        >>> torch.allclose(convgrad.conv2d_weight(x, (6, 4, 3, 3), g), want, atol=1e-4)
-        True
-    """
+    """Return `conv2d`'s gradient with respect to its weight, as ``torch.nn.grad.conv2d_weight`` (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
 
 
@@ -234,15 +202,7 @@ def conv3d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv3d`'s gradient with respect to its input, as ``torch.nn.grad.conv3d_input`` (see `grad_input`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(6, 4, 3, 3, 3), torch.randn(2, 6, 5, 5, 5)
-        >>> want = torch.nn.grad.conv3d_input((2, 4, 7, 7, 7), w, g)
-        >>> torch.allclose(convgrad.conv3d_input((2, 4, 7, 7, 7), w, g), want, atol=1e-4)
-        True
-    """
+    """Return `conv3d`'s gradient with respect to its input, as ``torch.nn.grad.conv3d_input`` (see `grad_input`)."""
     return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
 
 
@@ -250,15 +210,7 @@ def conv3d_weight(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv3d`'s gradient with respect to its weight, as ``torch.nn.grad.conv3d_weight`` (see `grad_weight`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 7, 7, 7), torch.randn(2, 6, 5, 5, 5)
-        >>> want = torch.nn.grad.conv3d_weight(x, (6, 4, 3, 3, 3), g)
-        >>> torch.allclose(convgrad.conv3d_weight(x, (6, 4, 3, 3, 3), g), want, atol=1e-4)
-        True
-    """
+    """Return `conv3d`'s gradient with respect to its weight, as ``torch.nn.grad.conv3d_weight`` (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
 
 
@@ -266,15 +218,7 @@ def conv_transpose1d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv_transpose1d`'s gradient with respect to its input (see `grad_input`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(4, 6, 3), torch.randn(2, 6, 9)
-        >>> want = torch.nn.functional.conv1d(g, w)
-        >>> torch.allclose(convgrad.conv_transpose1d_input((2, 4, 7), w, g), want, atol=1e-4)
-        True
-    """
+    """Return `conv_transpose1d`'s gradient with respect to its input (see `grad_input`)."""
     return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -282,15 +226,7 @@ def conv_transpose1d_weight(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv_transpose1d`'s gradient with respect to its weight (see `grad_weight`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 7), torch.randn(2, 6, 9)
-        >>> want = torch.nn.grad.conv1d_weight(g, (4, 6, 3), x)
-        >>> torch.allclose(convgrad.conv_transpose1d_weight(x, (4, 6, 3), g), want, atol=1e-4)
-        True
-    """
+    """Return `conv_transpose1d`'s gradient with respect to its weight (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -298,15 +234,7 @@ def conv_transpose2d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv_transpose2d`'s gradient with respect to its input (see `grad_input`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(4, 6, 3, 3), torch.randn(2, 6, 9, 9)
-        >>> want = torch.nn.functional.conv2d(g, w)
-        >>> torch.allclose(convgrad.conv_transpose2d_input((2, 4, 7, 7), w, g), want, atol=1e-4)
-        True
-    """
+    """Return `conv_transpose2d`'s gradient with respect to its input (see `grad_input`)."""
     return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -314,15 +242,7 @@ def conv_transpose2d_weight(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv_transpose2d`'s gradient with respect to its weight (see `grad_weight`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 7, 7), torch.randn(2, 6, 9, 9)
-        >>> want = torch.nn.grad.conv2d_weight(g, (4, 6, 3, 3), x)
-        >>> torch.allclose(convgrad.conv_transpose2d_weight(x, (4, 6, 3, 3), g), want, atol=1e-4)
-        True
-    """
+    """Return `conv_transpose2d`'s gradient with respect to its weight (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -330,15 +250,7 @@ def conv_transpose3d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv_transpose3d`'s gradient with respect to its input (see `grad_input`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(4, 6, 3, 3, 3), torch.randn(2, 6, 9, 9, 9)
-        >>> want = torch.nn.functional.conv3d(g, w)
-        >>> torch.allclose(convgrad.conv_transpose3d_input((2, 4, 7, 7, 7), w, g), want, atol=1e-4)
-        True
-    """
+    """Return `conv_transpose3d`'s gradient with respect to its input (see `grad_input`)."""
     return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
@@ -346,13 +258,5 @@ def conv_transpose3d_weight(
     input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `conv_transpose3d`'s gradient with respect to its weight (see `grad_weight`).
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 7, 7, 7), torch.randn(2, 6, 9, 9, 9)
-        >>> want = torch.nn.grad.conv3d_weight(g, (4, 6, 3, 3, 3), x)
-        >>> torch.allclose(convgrad.conv_transpose3d_weight(x, (4, 6, 3, 3, 3), g), want, atol=1e-4)
-        True
-    """
+    """Return `conv_transpose3d`'s gradient with respect to its weight (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)

@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ..backends import INSTANCE_NORM_DEFECT, why_absent
+from ..backends import INSTANCE_NORM_DEFECT, native_norm_takes, why_absent
 from ..engine import plan_for
 from .classes import (
+    PADS,
     accelerated_class,
-    is_convolution,
-    is_instance_norm,
-    is_linear,
-    is_norm,
-    is_zero_pad,
+    kind_of,
     padding_class,
     pads,
     reason_against,
@@ -28,7 +26,7 @@ from .classes import (
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Decision, Report
 from .trial import NO_COPY, arguments, faster_in_channels_last
-from .worth import PlanFor, dtype_against, linear_may_gain, may_gain, norm_may_gain
+from .worth import PlanFor, linear_may_gain, may_gain
 
 
 def accelerate_(
@@ -82,7 +80,7 @@ def accelerate_(
     wanted = _wanted_format(memory_format)
     if example_inputs is not None:
         arguments(example_inputs)  # raises where they are no arguments
-    report = Report(dry_run=dry_run, missing=_missing(model))
+    report = Report(dry_run=dry_run, missing=why_absent() if all(p.is_cpu for p in model.parameters()) else "")
     try:
         _convert_layout(model, wanted, example_inputs, report)
         report.decisions = list(decide(model, only_gains))
@@ -102,36 +100,26 @@ def decide(model: nn.Module, only_gains: bool = True) -> Iterator[Decision]:
 
     It looks at the modules alone, and runs no code of theirs but ``extra_repr``.
     """
-    replaced: set[str] = set()
-    for decision in _layers(model, only_gains):
-        if decision.becomes:
-            replaced.add(decision.kind)
-        yield decision
-    if {"normalization", "convolution"} <= replaced:
-        for name, module in model.named_modules():
-            if is_zero_pad(module):
-                yield Decision(name, "padding", accelerated_class, f"{type(module).__name__}({module.extra_repr()})")
-            elif pads(module):
-                yield Decision(name, "padding", padding_class, "F.pad in its forward")
-
-
-def _layers(model: nn.Module, only_gains: bool) -> Iterator[Decision]:
-    plans = cache(plan_for)
+    plans, replaced = cache(plan_for), set[str]()
     for name, module in model.named_modules():
-        if is_norm(module):
-            kind, why = "normalization", reason_against(module) or (_norm_stays(module) if only_gains else None)
-        elif is_linear(module):
-            kind, why = "linear layer", _stays(module, only_gains, plans)
-        elif is_convolution(module):
-            kind, why = "convolution", _stays(module, only_gains, plans)
-        elif _is_quantized(module):
-            kind, why = "convolution", "it is quantized"
-        elif _is_scripted(module):
-            kind, why = "convolution", "it is scripted; convgrad.takeover() computes it"
+        if (kind := kind_of(module)) is not None:
+            why = _stays(module, kind, only_gains, plans)
+        elif why := _other_convolution(module):
+            kind = "convolution"
         else:
             continue
-        what = why or f"{type(module).__name__}({module.extra_repr()})"
-        yield Decision(name, kind, None if why else accelerated_class, what)
+        if not why:
+            replaced.add(kind)
+        yield Decision(name, kind, None if why else accelerated_class, why or _shown(module))
+    if {"normalization", "convolution"} <= replaced:
+        for name, module in model.named_modules():
+            if type(module) in PADS or pads(module):
+                what = _shown(module) if type(module) in PADS else "F.pad in its forward"
+                yield Decision(name, "padding", padding_class, what)
+
+
+def _shown(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"
 
 
 def _apply(model: nn.Module, report: Report) -> None:
@@ -150,45 +138,34 @@ def _apply(model: nn.Module, report: Report) -> None:
                 report._undo.append(partial(restore_class, module, before, after))
 
 
-def _is_quantized(module: nn.Module) -> bool:
-    """Whether a module is one of torch's quantized convolutions, which are no subclasses of the others."""
+def _other_convolution(module: nn.Module) -> str:
+    """Return why a convolution of none of torch's usual classes stays: quantized, scripted; empty for anything else."""
     cls = type(module)
-    return "Conv" in cls.__name__ and cls.__module__.startswith(
-        ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")
-    )
-
-
-def _is_scripted(module: nn.Module) -> bool:
-    """Whether ``torch.jit.script`` or ``torch.jit.trace`` made this module of one of torch's convolutions."""
+    if "Conv" in cls.__name__ and cls.__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")):
+        return "it is quantized"
     name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
-    return name.startswith("Conv") and hasattr(nn, name)
+    return "it is scripted; convgrad.takeover() computes it" if name.startswith("Conv") and hasattr(nn, name) else ""
 
 
-def _stays(module: Any, only_gains: bool, plans: PlanFor) -> str | None:
-    """Return why a convolution or a linear layer keeps its class; None where it may gain."""
-    reason = reason_against(module)
+def _stays(module: Any, kind: str, only_gains: bool, plans: PlanFor) -> str | None:
+    """Return why a layer keeps its class; None where it may gain."""
+    if (reason := reason_against(module)) is not None:
+        return reason
+    if kind == "normalization":
+        if not only_gains:
+            return None
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            return "convgrad keeps no running statistics of instances"
+        known = (*module._parameters.values(), *module._buffers.values())
+        tensor = next((t for t in known if t is not None and t.is_floating_point()), torch.empty(0))
+        return None if tensor.is_cpu and native_norm_takes(tensor.dtype) else _no_gain(tensor.device)
     weight: Any = weight_of(module)
-    if reason is not None or nn.parameter.is_lazy(weight):  # the sizes of a lazy one are not known yet
-        return reason
-    reason = dtype_against(weight)
-    if reason is not None or not only_gains:
-        return reason
-    gains = linear_may_gain if is_linear(module) else may_gain
-    return None if gains(module, weight, plans) else _no_gain(weight.device)
-
-
-def _norm_stays(module: Any) -> str | None:
-    """Return why a normalization keeps its class; None where it may gain."""
-    if is_instance_norm(module) and module.track_running_stats:
-        return "convgrad keeps no running statistics of instances"
-    known = (*module._parameters.values(), *module._buffers.values())
-    tensor = next((t for t in known if t is not None and t.is_floating_point()), torch.empty(0))
-    return None if norm_may_gain(tensor.device, tensor.dtype) else _no_gain(tensor.device)
-
-
-def _missing(model: nn.Module) -> str:
-    """Why there are no compiled kernels for a model on a CPU; empty where there are."""
-    return why_absent() if all(p.device.type == "cpu" for p in model.parameters()) else ""
+    if nn.parameter.is_lazy(weight):  # its sizes are not known yet
+        return None
+    if not weight.dtype.is_floating_point or weight.itemsize == 1:
+        return f"its weight is {weight.dtype}"
+    gains = linear_may_gain if kind == "linear layer" else may_gain
+    return None if not only_gains or gains(module, weight, plans) else _no_gain(weight.device)
 
 
 def _no_gain(device: torch.device) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from functools import wraps
 from types import CodeType
 from typing import Any
 
@@ -25,40 +24,21 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS)
-_PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
-_OURS: dict[type[nn.Module], type[nn.Module]] = {
-    **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS, nn.Linear)},
-    **{c: getattr(padding, c.__name__) for c in _PADS},
-}
+PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+_OURS: dict[type, type] = {cls: getattr(ours, cls.__name__) for cls in (*_CONVOLUTIONS, *_NORMS, nn.Linear)}
 _STOCK = {value: key for key, value in _OURS.items()}
 _LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in (*_CONVOLUTIONS, nn.Linear)}
 #: Lazy normalizations, which are not derived from what they become -> ours of that.
 _LAZY_NORMS = {getattr(nn, f"Lazy{cls.__name__}"): _OURS[cls] for cls in _NORMS}
 
 
-def is_convolution(module: nn.Module) -> bool:
-    """Whether a module is one of torch's convolutions or of a class derived from one."""
-    return isinstance(module, _CONVOLUTIONS)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's batch or instance normalizations or of a class derived from one."""
-    return isinstance(module, (*_NORMS, *_LAZY_NORMS))
-
-
-def is_instance_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's instance normalizations or of a class derived from one."""
-    return isinstance(module, _INSTANCE_NORMS)
-
-
-def is_zero_pad(module: nn.Module) -> bool:
-    """Whether a module is exactly one of torch's paddings with zeros."""
-    return type(module) in _PADS
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, but not the one of `torch.nn.MultiheadAttention`, which is never called."""
-    return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
+def kind_of(module: nn.Module) -> str | None:
+    """Return the kind of a layer that convgrad computes, as in `Decision`; None for any other module."""
+    if isinstance(module, (*_NORMS, *_LAZY_NORMS)):
+        return "normalization"
+    if isinstance(module, nn.Linear):  # that of `torch.nn.MultiheadAttention` is never called
+        return None if type(module) is NonDynamicallyQuantizableLinear else "linear layer"
+    return "convolution" if isinstance(module, _CONVOLUTIONS) else None
 
 
 def _base_of(cls: type) -> type[nn.Module]:
@@ -92,13 +72,9 @@ def padding_class(cls: type) -> type:
     """Return the class of a module whose forward pads what a convolution reads (`convgrad.nn.padding`)."""
     if _is_parametrized(cls):
         return constructors.with_bases(cls, (padding_class(cls.__bases__[0]),))
-
-    @wraps(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return padding.Pads.forward(self, *args, **kwargs)
-
-    body = {"forward": forward, "_convgrad_stock": cls}
-    return constructors.derived_class(padding_class, cls, (padding.Pads, cls), body)
+    forward = padding.zero_pad if cls in PADS else padding.watched(cls)
+    body = {"forward": forward, "_convgrad_stock": cls, "_convgrad_pads": True}
+    return constructors.derived_class(padding_class, cls, (cls,), body)
 
 
 def pads(module: nn.Module) -> bool:
@@ -106,11 +82,12 @@ def pads(module: nn.Module) -> bool:
 
     Where it does not, watching it costs some microseconds in its first call.
     """
-    cls = type(module)
+    cls, is_convolution = type(module), isinstance(module, _CONVOLUTIONS)
     return (
-        (any(map(is_convolution, module.children())) or (is_convolution(module) and not _own_computation(cls)))
+        (any(isinstance(m, _CONVOLUTIONS) for m in module.children()) or (is_convolution and not _own_computation(cls)))
         and not cls.__module__.startswith(("torch.", "convgrad."))
-        and not isinstance(module, (padding.Pads, fx.GraphModule))  # the latter's class gets other forwards
+        and not hasattr(cls, "_convgrad_pads")
+        and not isinstance(module, fx.GraphModule)  # whose class gets other forwards
         and "forward" not in vars(module)
         and any("pad" in name for name in _names_of(getattr(cls, "forward", None)))
     )
@@ -191,16 +168,17 @@ def reason_against(module: nn.Module) -> str | None:
         return ALREADY
     if "forward" in vars(module) or "_conv_forward" in vars(module):
         return "its forward was replaced on the instance"
-    if not is_norm(module) and weight_of(module) is None:
+    kind = kind_of(module)
+    if kind != "normalization" and weight_of(module) is None:
         return "it has no weight yet"
     cls = type(module)
     if _is_parametrized(cls):
         cls = cls.__bases__[0]
     if cls in _OURS or cls in _LAZY or cls in _LAZY_NORMS:
-        own = is_convolution(module) and sorted({"backend", "layout"} & vars(module).keys())
+        own = kind == "convolution" and sorted({"backend", "layout"} & vars(module).keys())
         return f"it has an attribute {own[0]!r}, which means something else to convgrad" if own else None
     if type(cls).__name__ == "ScriptMeta":
-        return f"it is scripted{'; convgrad.takeover() computes it' if is_convolution(module) else ''}"
+        return f"it is scripted{'; convgrad.takeover() computes it' if kind == 'convolution' else ''}"
     own = _own_computation(cls)
     if not own or any(_FUNCTION[_base_of(cls)] in name for _, method in own for name in _names_of(method)):
         return None

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_map_only
 
 from .._compat import channels_last_of, forward_ad_active, functorch_active
 from ..settings import cudnn_allows_tf32
-from .classes import is_convolution
+from .classes import kind_of
 
 
 def spatial_convolutions(model: nn.Module) -> list[Any]:
     """Return the convolutions of a model that are 2-d or 3-d, which alone have two layouts."""
-    return [m for m in model.modules() if is_convolution(m) and len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType]
+    return [m for m in model.modules() if kind_of(m) == "convolution" and len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType]
 
 
 def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:

@@ -14,36 +14,24 @@ from torch.overrides import TorchFunctionMode
 
 from .. import functional
 from .._compat import fx_tracing
-from ..nn import batch_norm, deferred, instance_norm, linear
+from ..nn import deferred, linear, norms
 from ..nn import padding as deferred_padding
 
 
 def _convolution(
-    d: int,
-    compute: Callable[..., Tensor],
-    module: Any,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
+    d: int, compute: Callable[..., Tensor], module: Any, input: Any, weight: Any, bias: Any = None, stride: Any = 1,
+    padding: Any = 0, dilation: Any = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
     """Compute a convolution by convgrad; zeros that the forward has padded are read without a copy."""
+
+    def call(input: Tensor) -> Tensor:
+        return compute(input, weight, bias, stride, padding, dilation, groups)
+
     if isinstance(input, deferred_padding.Padded):
-        deferred.stop_watching()
-        stride, dilation = _ntuple(d)(stride), _ntuple(d)(dilation)
-        given = SimpleNamespace(kernel_size=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
-        output = input.convolve(weight, bias, stride, functional.sides_of(given), dilation, groups)
-        if output is not None:
-            return output
-        input, saving = input.operand()
-        with saving:
-            return compute(input, weight, bias, stride, padding, dilation, groups)
-    if isinstance(input, deferred.Deferred):
-        input = input.read()
-    return compute(input, weight, bias, stride, padding, dilation, groups)
+        steps, gaps = _ntuple(d)(stride), _ntuple(d)(dilation)
+        given = SimpleNamespace(kernel_size=weight.shape[2:], stride=steps, padding=padding, dilation=gaps)
+        return input.convolved(call, weight, bias, steps, functional.sides_of(given), gaps, groups)
+    return call(input.read() if isinstance(input, deferred.Deferred) else input)
 
 
 def _without_module(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -58,8 +46,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.conv_transpose1d: _without_module(functional.conv_transpose1d),
     F.conv_transpose2d: _without_module(functional.conv_transpose2d),
     F.conv_transpose3d: _without_module(functional.conv_transpose3d),
-    F.batch_norm: batch_norm.batch_norm,
-    F.instance_norm: instance_norm.instance_norm,
+    F.batch_norm: norms.batch_norm,
+    F.instance_norm: norms.instance_norm,
     F.linear: _without_module(linear.linear),
     F.pad: deferred_padding.pad,
 }

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from ..tables import html_table, text_table
 
 _NAMED = 3  # layers of a row; of more the first
-
-
+_KINDS = ("convolution", "normalization", "linear layer")
 ALREADY = "convgrad computes it already"
 
 
@@ -54,49 +53,30 @@ class Report:
     @property
     def replaced(self) -> dict[str, str]:
         """The replaced modules by name, and what each is."""
-        found: dict[str, str] = {}
-        for decision in self.decisions:
-            if decision.becomes:
-                found.setdefault(decision.name, decision.why)  # a layer may pad, too
-        return found
+        made = [d for d in self.decisions if d.becomes]  # a layer that pads is there twice
+        return {d.name: d.why for d in made} | {d.name: d.why for d in made if d.kind != "padding"}
 
     @property
     def left(self) -> dict[str, str]:
         """The layers that were not replaced by name, and the reasons."""
         return {d.name: d.why for d in self.decisions if not d.becomes}
 
-    @property
-    def norms(self) -> set[str]:
-        """The names of the normalizations."""
-        return {d.name for d in self.decisions if d.kind == "normalization"}
-
-    @property
-    def linears(self) -> set[str]:
-        """The names of the linear layers."""
-        return {d.name for d in self.decisions if d.kind == "linear layer"}
-
     def restore(self) -> None:
         """Restore the class, layout and hooks of every object of the model; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """(layer, computed by, what it is or why it stays) for each layer of a kind that convgrad computes."""
-        ordered = sorted(self.decisions, key=lambda d: d.becomes is None)
-        return [(d.name or "(the model)", "convgrad" if d.becomes else "as it was", d.why) for d in ordered]
-
     def _table(self) -> list[tuple[str, str, str]]:
         """Return the rows; replaced layers of one class share one, and so do layers left for one reason."""
-        alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for name, who, what in self.rows():
-            # Without a layer's arguments.
-            kind = re.sub(r"\(.*\)$", "", what) if who == "convgrad" else what
-            alike.setdefault((who, kind), []).append((name, what))
+        alike: dict[tuple[str, str], list[Decision]] = {}
+        for d in sorted(self.decisions, key=lambda d: d.becomes is None):
+            who, what = ("convgrad", re.sub(r"\(.*\)$", "", d.why)) if d.becomes else ("as it was", d.why)
+            alike.setdefault((who, what), []).append(d)
         table = [("layer", "computed by", "")]
-        for (who, kind), rows in alike.items():
-            names = [name for name, _ in rows]
+        for (who, what), rows in alike.items():
+            names = [d.name or "(the model)" for d in rows]
             shown = ", ".join(names) if len(rows) <= _NAMED else f"{names[0]} and {len(rows) - 1} more"
-            table.append((shown, who, kind if rows[1:] else rows[0][1]))
+            table.append((shown, who, what if rows[1:] else rows[0].why))
         return table
 
     def __str__(self) -> str:
@@ -117,20 +97,18 @@ class Report:
     def _counted(self) -> str:
         if not self.decisions:
             return "no layer is of a kind that convgrad computes; convgrad.takeover() reaches functions too"
-        done = "would be replaced" if self.dry_run else "replaced"
+        done = " would be replaced" if self.dry_run else " replaced"
         parts = []
-        for kind in ("convolution", "normalization", "linear layer"):
-            of_kind = [d for d in self.decisions if d.kind == kind]
-            if of_kind or not parts:
-                already = sum(d.why == ALREADY for d in of_kind)
-                text = f"{sum(bool(d.becomes) for d in of_kind)} of {len(of_kind)} {kind}s"
-                parts.append(f"{text}{'' if parts else f' {done}'}{f' ({already} already)' if already else ''}")
+        for kind, (replaced, every) in zip(_KINDS, self.counts, strict=True):
+            if every or not parts:
+                already = sum(d.why == ALREADY for d in self.decisions if d.kind == kind)
+                parts.append(f"{replaced} of {every} {kind}s{done}{f' ({already} already)' if already else ''}")
+                done = ""
         layout = f"{self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
         return f"{', '.join(parts)}; layout: {layout}"
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...]:
         """(replaced, all) of the convolutions, of the normalizations, and of the linear layers."""
-        kinds = ("convolution", "normalization", "linear layer")
-        each = [[bool(d.becomes) for d in self.decisions if d.kind == kind] for kind in kinds]
+        each = [[bool(d.becomes) for d in self.decisions if d.kind == kind] for kind in _KINDS]
         return tuple((sum(one), len(one)) for one in each)

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
 from inspect import unwrap
 from pathlib import Path
 from types import ModuleType, TracebackType
 from weakref import WeakValueDictionary
-from zipfile import is_zipfile
 
 import torch
 from torch import nn
@@ -58,10 +55,8 @@ def run_main(script: str, module: bool = False) -> int:
     try:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
-        elif Path(script).is_dir() or script.endswith(".pyc") or is_zipfile(script):
-            runpy.run_path(script, run_name="__main__")
         else:
-            _run_file(os.path.abspath(script))
+            runpy.run_path(os.path.abspath(script), run_name="__main__")
     except SystemExit as stop:
         return _status(stop.code)
     except BaseException as error:
@@ -93,20 +88,12 @@ def accelerating() -> Iterator[list[str]]:
             known[id(module)] = module
             said.append(f"{name}: not accelerated: {error}")
 
+    before_forward.reads_nothing = True  # pyright: ignore[reportFunctionMemberAccess] - a normalization may wait
     handle = nn.modules.module.register_module_forward_pre_hook(before_forward)
     try:
         yield said
     finally:
         handle.remove()
-
-
-def _run_file(path: str) -> None:
-    """Do what the interpreter does with a file: runpy's ``__main__`` knows neither its absolute path nor its loader."""
-    main = ModuleType("__main__")
-    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
-    vars(main)["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
 
 
 def _status(code: object) -> int:

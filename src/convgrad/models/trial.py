@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..engine import unobserved
-from ..engine.ab_timer import compare
+from ..engine.measure import compare
 
 NO_COPY = "not measured, for the model cannot be copied"
 
@@ -39,32 +36,6 @@ def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return inputs if isinstance(inputs, (tuple, list)) else (inputs,), {}
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
-    args, kwargs = arguments(inputs)
-    return model(*args, **kwargs)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-@contextmanager
-def _no_number_drawn(device: torch.device) -> Iterator[None]:
-    """Restore Python's, NumPy's and PyTorch's random states afterwards."""
-    numpy = sys.modules.get("numpy")
-    of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(of_python)
-        if numpy:
-            numpy.random.set_state(of_numpy)
-
-
-# ---- layouts -------------------------------------------------------------------------------------
-
-
 @unobserved()
 def faster_in_channels_last(
     model: nn.Module, accelerate_: Callable[..., object], inputs: Any
@@ -78,9 +49,9 @@ def faster_in_channels_last(
         return None
     accelerate_(as_it_was, only_gains=False)
     accelerate_(converted, "channels_last", only_gains=False)
-    device = _device(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(converted, inputs)}
-    with _no_number_drawn(device):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         if why := why_it_fails(calls["as it was"]):
             return False, f"not measured, since a training step on these inputs fails: {why}"
         if why := why_it_fails(calls["channels_last"]):
@@ -104,10 +75,11 @@ def training_step(model: nn.Module, inputs: Any) -> Callable[[], Sequence[Tensor
 
     The gradients are those of the parameters, and of inputs that require one.
     """
+    args, kwargs = arguments(inputs)
     leaves = [t for t in (*model.parameters(), *tree_leaves(inputs)) if isinstance(t, Tensor) and t.requires_grad]
 
     def step() -> Sequence[Tensor | None]:
-        result = _call(model, inputs)
+        result = model(*args, **kwargs)
         total = sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad)
         return torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .._compat import channels_last_of, cpu_lacks, suggests_channels_last
-from ..backends import native_norm_takes
 from ..check import problem_of_module
 from ..engine import Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
@@ -97,11 +96,6 @@ def linear_may_gain(module: Any, weight: Tensor, plan_for: PlanFor) -> bool:
     return False
 
 
-def norm_may_gain(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a normalization with parameters of this dtype may be faster in training, on a CPU."""
-    return device.type == "cpu" and native_norm_takes(dtype)
-
-
 def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor) -> bool:
     backward: list[Output] = [o for o in OUTPUTS if o != problem.bias_pass and (problem.has_bias or o != "grad_bias")]
     forward: Outputs = (problem.bias_pass,)
@@ -112,9 +106,3 @@ def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor)
             if any(s.backend.name != "aten" for s in steps):
                 return True
     return False
-
-
-def dtype_against(weight: Tensor) -> str | None:
-    """Return why the dtype of a weight rules a layer out; None where it does not."""
-    dtype = weight.dtype
-    return None if dtype.is_floating_point and dtype.itemsize > 1 else f"its weight is {dtype}"

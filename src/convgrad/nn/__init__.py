@@ -1,24 +1,22 @@
 """Modules with torch's constructors, repr and state_dict, computed by convgrad; also binary, ternary, shift weights."""
 
 # ruff: noqa: F403
-from . import batch_norm, convert, feedback, instance_norm, linear, modules, quantized, schemes, shift
-from .batch_norm import *
+from . import convert, feedback, linear, modules, norms, quantized, schemes, shift
 from .convert import *
 from .feedback import *
-from .instance_norm import *
 from .linear import *
 from .modules import *
+from .norms import *
 from .quantized import *
 from .schemes import *
 from .shift import *
 
 __all__: list[str] = []
-__all__ += batch_norm.__all__
 __all__ += convert.__all__
 __all__ += feedback.__all__
-__all__ += instance_norm.__all__
 __all__ += linear.__all__
 __all__ += modules.__all__
+__all__ += norms.__all__
 __all__ += quantized.__all__
 __all__ += schemes.__all__
 __all__ += shift.__all__

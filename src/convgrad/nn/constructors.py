@@ -37,19 +37,9 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     cls.__init__ = made
 
 
-def docstring_words(name: str) -> dict[str, Any]:
-    """Return what a layer's docstring says of its dimensions."""
-    d = int(name[-2])
-    sizes = ("D", "H", "W")[3 - d :] if d > 1 else ("L",)
-    return {
-        "d": d,
-        "name": name,
-        "function": name.replace("ConvT", "conv_t").lower(),
-        "what": "transposed convolution" if "Transpose" in name else "convolution",
-        "size": ", ".join(sizes),
-        "out": ", ".join(f"{s}_out" for s in sizes),
-        "x5": ", 5" * d,
-    }
+def dimensions(layer: type) -> int:
+    """Return the number of spatial dimensions that the name of a convolution says; 0 for a linear layer."""
+    return int(layer.__name__[-2]) if layer.__name__.endswith("d") else 0
 
 
 class _NoInitSubclass:

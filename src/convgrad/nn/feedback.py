@@ -33,7 +33,7 @@ from .. import functional
 from ..engine import use_backend
 from ..errors import UnsupportedError
 from . import modules
-from .constructors import docstring_words, set_constructor, with_bases
+from .constructors import dimensions, set_constructor, with_bases
 from .convert import new_classes
 
 __all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTranspose1d", "FeedbackConvTranspose2d",
@@ -162,7 +162,7 @@ _DOCSTRING = """`convgrad.nn.{name}` with a feedback weight for the backward pas
     parameter, for the optimizer and its weight decay; under "mirror" call ``layer.mirror_()`` between training steps.
 
     Shape:
-        (N, C_in, {size}) -> (N, C_out, {out}), or both without N
+        as `convgrad.nn.{name}`
 
     Raises:
         ValueError: an unknown rule.
@@ -193,7 +193,8 @@ class FeedbackConvTranspose3d(_Feedback, modules.ConvTranspose3d): ...
 _CLASSES: dict[type, type] = {}
 for _layer in _Feedback.__subclasses__():
     _base = _layer.__mro__[2]
-    _layer.__doc__ = _DOCSTRING.format(**docstring_words(_base.__name__))
+    _function = _base._convgrad_function.__name__
+    _layer.__doc__ = _DOCSTRING.format(name=_base.__name__, function=_function, x5=", 5" * dimensions(_base))
     set_constructor(_layer, _base, {"rule": "alignment"})
     _CLASSES |= {_base: _layer, getattr(torch.nn, _base.__name__): _layer}
 

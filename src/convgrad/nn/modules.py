@@ -21,7 +21,8 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..functional import Ints, Layout, Padding
 from ..padding_modes import pad
-from .deferred import Deferred, stop_watching
+from .constructors import dimensions
+from .deferred import Deferred
 from .padding import Padded, as_pairs, convolve
 from .tracing import leaf_of_fx, refuse_scripting
 
@@ -51,8 +52,8 @@ class _WithBackend:
         if backend is None:
             return function(*args)
         if torch.compiler.is_compiling():
-            of_transposed = isinstance(self, _ConvTranspose)
-            return functional.convolution_with_backend(backend, of_transposed, *args, layout=layout)
+            name = self._convgrad_function.__name__
+            return functional.convolution_with_backend(backend, name, *args, layout=layout)
         with use_backend(backend):
             return function(*args)
 
@@ -124,23 +125,19 @@ class _Conv(_WithBackend):
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
-        plain = mode == "zeros" and self._convgrad_layout == "NCL" and not self._convgrad_backend
-        if isinstance(input, Padded):
-            stop_watching()
-        if isinstance(input, Padded) and plain:
-            sides, compute = functional.sides_of(self), self._convgrad_unpadded
-            output = input.convolve(weight, bias, stride, sides, dilation, groups, compute)
-            if output is not None:
-                return output
-            input, saving = input.operand()
-            with saving:
-                return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
+        backend, in_rows = self._convgrad_backend, self._convgrad_layout == "NLC"
+
+        def computed(input: Tensor, padding: Any) -> Tensor:
+            return self._convgrad_compute(input, weight, bias, self.stride, padding, self.dilation, groups)
+
+        if isinstance(input, Padded) and mode == "zeros" and not in_rows and not backend:
+            call, sides = partial(computed, padding=self.padding), functional.sides_of(self)
+            return input.convolved(call, weight, bias, stride, sides, dilation, groups, self._convgrad_unpadded)
         if isinstance(input, Deferred):
             input = input.read()
         if mode == "zeros":
-            return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
-        sides, kernel, backend = as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
-        in_rows = self._convgrad_layout == "NLC"
+            return computed(input, self.padding)
+        sides, kernel = as_pairs(self._reversed_padding_repeated_twice), weight
         if in_rows:  # the image that it is computed as: see `conv1d`
             input, kernel = input.transpose(-1, -2).unsqueeze(-2), weight.unsqueeze(-2)
             sides, stride, dilation = ((0, 0), *sides), (1, *stride), (1, *dilation)
@@ -152,7 +149,7 @@ class _Conv(_WithBackend):
         input = pad(input, sides, mode)
         if in_rows:
             input = input.squeeze(-2).transpose(-1, -2)
-        return self._convgrad_compute(input, weight, bias, self.stride, 0, self.dilation, groups)
+        return computed(input, 0)
 
 
 class _ConvTranspose(_WithBackend):
@@ -197,20 +194,7 @@ class _ConvTranspose(_WithBackend):
 class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
     """A 1-d convolution: ``torch.nn.Conv1d`` by convgrad; ``backend=`` requests a backend by name.
 
-    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
-
-    Shape:
-        (N, C_in, L) -> (N, C_out, L_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-        ValueError: another ``layout``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.Conv1d(3, 8, 3, padding=1), torch.randn(1, 3, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv1d(x, layer.weight, layer.bias, padding=1))
-        True
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy; another ``layout`` is a ValueError.
     """
 
     _convgrad_function = staticmethod(functional.conv1d)
@@ -228,39 +212,13 @@ class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d):
 
 
 class Conv2d(_Conv, torch.nn.Conv2d):
-    """A 2-d convolution: ``torch.nn.Conv2d`` by convgrad; ``backend=`` requests a backend by name.
-
-    Shape:
-        (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.Conv2d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=1))
-        True
-    """
+    """A 2-d convolution: ``torch.nn.Conv2d`` by convgrad; ``backend=`` requests a backend by name."""
 
     _convgrad_function = staticmethod(functional.conv2d)
 
 
 class Conv3d(_Conv, torch.nn.Conv3d):
-    """A 3-d convolution: ``torch.nn.Conv3d`` by convgrad; ``backend=`` requests a backend by name.
-
-    Shape:
-        (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.Conv3d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv3d(x, layer.weight, layer.bias, padding=1))
-        True
-    """
+    """A 3-d convolution: ``torch.nn.Conv3d`` by convgrad; ``backend=`` requests a backend by name."""
 
     _convgrad_function = staticmethod(functional.conv3d)
 
@@ -268,20 +226,7 @@ class Conv3d(_Conv, torch.nn.Conv3d):
 class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
     """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` requests a backend by name.
 
-    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
-
-    Shape:
-        (N, C_in, L) -> (N, C_out, L_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-        ValueError: another ``layout``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.ConvTranspose1d(3, 8, 3, padding=1), torch.randn(1, 3, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose1d(x, layer.weight, layer.bias, padding=1))
-        True
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy; another ``layout`` is a ValueError.
     """
 
     _convgrad_function = staticmethod(functional.conv_transpose1d)
@@ -299,41 +244,34 @@ class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` requests a backend by name.
-
-    Shape:
-        (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
-
-    Raises:
-        KeyError: no backend is registered under the name ``backend``.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.ConvTranspose2d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose2d(x, layer.weight, layer.bias, padding=1))
-        True
-    """
+    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` requests a backend."""
 
     _convgrad_function = staticmethod(functional.conv_transpose2d)
 
 
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` requests a backend by name.
+    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` requests a backend."""
+
+    _convgrad_function = staticmethod(functional.conv_transpose3d)
+
+
+_modules = {Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d}
+_DOCSTRING = """{first}
 
     Shape:
-        (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+        (N, C_in, *in) -> (N, C_out, *out), or both without N
 
     Raises:
         KeyError: no backend is registered under the name ``backend``.
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> layer, x = convgrad.nn.ConvTranspose3d(3, 8, 3, padding=1), torch.randn(1, 3, 5, 5, 5)
-        >>> torch.equal(layer(x), torch.nn.functional.conv_transpose3d(x, layer.weight, layer.bias, padding=1))
+        >>> layer, x = convgrad.nn.{name}(3, 8, 3, padding=1), torch.randn(1, 3{image})
+        >>> torch.equal(layer(x), torch.nn.functional.{function}(x, layer.weight, layer.bias, padding=1))
         True
     """
-
-    _convgrad_function = staticmethod(functional.conv_transpose3d)
-
-
-_modules = {Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d}
+for _layer in _modules:
+    _layer.__doc__ = _DOCSTRING.format(
+        first=(_layer.__doc__ or "").rstrip(), name=_layer.__name__, image=", 5" * dimensions(_layer),
+        function=_layer._convgrad_function.__name__,
+    )  # fmt: skip

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.nn.modules import module as hooks_of_all
 from torch.overrides import TorchFunctionMode
 
 from .._compat import fx_tracing, jit_tracing, suggested_format, without_autocast
@@ -22,9 +22,8 @@ from ..ops import apply, autocast_is_on, cast
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, ConvProblem, PaddingMode
 from ..settings import may_choose_again
-from .batch_norm import activating_node, has_hooks, recomputed
-from .deferred import Deferred, describes, watch
-from .tracing import leaf_of_fx
+from .deferred import Deferred, describes, stop_watching, watch
+from .normalization import activating_node, has_global_hooks, has_hooks, recomputed
 
 
 def convolve(
@@ -99,24 +98,31 @@ class Padded(Deferred):
     def _compute(self) -> Tensor:
         return _pad(self._original(), self._convgrad_zeros)
 
-    def convolve(
-        self, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], sides: Sides, dilation: tuple[int, ...],
-        groups: int, compute: Callable[..., Tensor | None] = convolve,
-    ) -> Tensor | None:  # fmt: skip
-        """Return the convolution, with padding of its own; None where that takes a padded copy."""
-        input, zeros = self._convgrad_input, self._convgrad_zeros
-        more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
-        if not any(zeros) or len(more) != len(sides) or activating_node(input) is None:
-            return None  # nothing to read; other dimensions; or the input has changed
-        sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
-        with self._saving():
-            return compute(input, weight, bias, stride, sides, dilation, groups, "zeros")
+    def convolved(
+        self, call: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None, stride: tuple[int, ...],
+        sides: Sides, dilation: tuple[int, ...], groups: int, unpadded: Callable[..., Tensor | None] = convolve,
+    ) -> Tensor:  # fmt: skip
+        """Return a convolution, with padding of its own, that reads the zeros; of the padded tensor where none can.
 
-    def operand(self) -> tuple[Tensor, AbstractContextManager[Any]]:
-        """Return what a convolution takes that reads no padding, and a block for its call; no zeros need no copy."""
-        if any(self._convgrad_zeros) or activating_node(self._convgrad_input) is None:
-            return self.read(), nullcontext()
-        return self._convgrad_input, self._saving()
+        Args:
+            call: computes the convolution of an ordinary tensor.
+            unpadded: computes it as `convolve` does.
+        """
+        stop_watching()
+        input, zeros = self._convgrad_input, self._convgrad_zeros
+        if activating_node(input) is None:  # it has changed
+            return call(self.read())
+        if not any(zeros):
+            with self._saving():
+                return call(input)
+        more = as_pairs((*zeros, *(0,) * (2 * len(sides) - len(zeros))))
+        if len(more) == len(sides):
+            sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+            with self._saving():
+                output = unpadded(input, weight, bias, stride, sides, dilation, groups, "zeros")
+            if output is not None:
+                return output
+        return call(self.read())
 
     def _saving(self) -> AbstractContextManager[Any]:
         return saved_tensors_hooks(self._pack, self._unpack)
@@ -176,7 +182,7 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
         and len(zeros) <= 2 * input.dim()
         and all(type(n) is int and n >= 0 for n in zeros)
         and _padded_for.get(module, True)
-        and not hooks_of_all._has_any_global_hook()
+        and not has_global_hooks()
         and (node := activating_node(input)) is not None
     ):
         padded: Any = _Padding.apply(input, tuple(zeros))
@@ -186,23 +192,10 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
     return _pad(input, zeros, mode, value)
 
 
-class _ZeroPad:
-    """The forward that the three share."""
-
-    def forward(self: Any, input: Tensor) -> Tensor:
-        """Apply the module."""
-        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
-            return traced
-        if torch.compiler.is_dynamo_compiling() or has_hooks(self):
-            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        return pad(self, input, self.padding, "constant", self.value)
-
-
-# fmt: off
-class ZeroPad1d(_ZeroPad, nn.ZeroPad1d): ...
-class ZeroPad2d(_ZeroPad, nn.ZeroPad2d): ...
-class ZeroPad3d(_ZeroPad, nn.ZeroPad3d): ...
-# fmt: on
+def zero_pad(module: Any, input: Tensor) -> Tensor:
+    """Return the result of ``torch.nn.ZeroPad1d`` to ``3d``: their forward, by `pad`."""
+    plain = not (torch.compiler.is_dynamo_compiling() or has_hooks(module))
+    return (partial(pad, module) if plain else _pad)(input, module.padding, "constant", module.value)
 
 
 class _Pads(TorchFunctionMode):
@@ -221,12 +214,11 @@ class _Pads(TorchFunctionMode):
         return padded
 
 
-class Pads:
-    """The forward of a module that calls `torch.nn.functional.pad` and a convolution."""
+def watched(cls: Any) -> Callable[..., Any]:
+    """Return the forward of a class, with `torch.nn.functional.pad` by `pad` where a convolution may read it."""
 
+    @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply the module."""
-        run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
         here = self.training, args[0].shape if args and isinstance(args[0], Tensor) else None
         if (
             torch.compiler.is_dynamo_compiling()
@@ -235,13 +227,15 @@ class Pads:
             or fx_tracing()
             or _padded_for.get(self, True) in (False, here)
         ):
-            return run(*args, **kwargs)
+            return cls.forward(self, *args, **kwargs)
         mode = _Pads(self)
         with watch(mode):
-            result = run(*args, **kwargs)
+            result = cls.forward(self, *args, **kwargs)
         if not mode.deferred:  # a function mode takes longer than some layers
             _padded_for[self] = mode.seen and here
         return result
+
+    return forward
 
 
 def as_pairs(sides: Sequence[int]) -> Sides:

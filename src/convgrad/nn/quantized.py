@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .constructors import docstring_words, set_constructor
+from .constructors import dimensions, set_constructor
 from .linear import Linear
 from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .schemes import Binary, Scheme, Ternary, Xnor, quantized
@@ -53,7 +53,11 @@ class Quantized:
             options = {"check_grad": False} if "check_grad" in scheme._leading else {}
             options |= {f.name: f.default for f in dataclasses.fields(scheme)}
             set_constructor(cls, cls._base, options, scheme._leading)
-            cls.__doc__ = _docstring(cls.__name__, scheme, cls._base)
+            parameters, d = " and ".join(f"``{n}``" for n in (*scheme.names, "bias")), dimensions(cls._base)
+            cls.__doc__ = _DOCSTRING.format(
+                base=cls._base.__name__, scheme=scheme.__name__, parameters=parameters, name=cls.__name__,
+                kernel=", 3" if d else "", image=", 5" * d,
+            )  # fmt: skip
 
     def __init__(self: Any, *_: Any, check_grad: bool = False, **given: Any) -> None:
         options = [field.name for field in dataclasses.fields(self._scheme)]
@@ -65,7 +69,7 @@ class Quantized:
                 raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
             given["dtype"] = torch.float64
         if given.get("padding_mode") == "circular_split":
-            padding = _split(given.get("padding", 0), docstring_words(self._base.__name__)["d"])
+            padding = _split(given.get("padding", 0), dimensions(self._base))
             given.update(padding_mode="circular", padding=padding)
         super().__init__(**given)
         self.adopt(scheme, {})
@@ -162,9 +166,9 @@ def _split(padding: Any, d: int) -> tuple[int, ...]:
     return tuple(side for p in each for side in ((p + 1) // 2, p // 2))
 
 
-_DOCSTRING = """{what} with the weights of `{scheme}`, whose arguments it takes too.
+_DOCSTRING = """``torch.nn.{base}`` with the weights of `{scheme}`, whose arguments it takes too.
 
-    Its parameters are {parameters}, in float; it computes with ``quantized_weight()``.{more}
+    Its parameters are {parameters}, in float; it computes with ``quantized_weight()``.
 
     Shape:
         as ``torch.nn.{base}``
@@ -174,32 +178,12 @@ _DOCSTRING = """{what} with the weights of `{scheme}`, whose arguments it takes 
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> layer = convgrad.nn.{name}({arguments})
-        >>> x = {input}
-        >>> scheme, plain = layer.scheme, torch.nn.{base}({arguments})
+        >>> layer, x = convgrad.nn.{name}(4, 6{kernel}), torch.randn(2, 4{image})
+        >>> scheme, plain = layer.scheme, torch.nn.{base}(4, 6{kernel})
         >>> plain.weight.data, plain.bias.data = layer.quantized_weight(), scheme.bias(layer.bias)
         >>> torch.allclose(layer(x), plain(scheme.input(x)), rtol=1e-4, atol=1e-4)
         True
     """
-_LEADING = """
-    ``check_grad=True`` makes float64 parameters."""
-_SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch does;
-    ``"circular_split"`` pads ``(padding + 1) // 2`` and ``padding // 2``, as PyTorch before 1.5 and DeepShift do."""
-
-
-def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
-    known = docstring_words(base.__name__) if "Conv" in base.__name__ else {}
-    split = scheme._leading and known.get("what") == "convolution"
-    return _DOCSTRING.format(
-        what=f"A {known['d']}-d {known['what']}" if known else "A linear layer",
-        scheme=scheme.__name__,
-        base=base.__name__,
-        name=name,
-        parameters=" and ".join(f"``{n}``" for n in (*scheme.names, "bias")),
-        more=(_LEADING if scheme._leading else "") + (_SPLIT if split else ""),
-        arguments="4, 6" + ", 3" * bool(known),
-        input=f"torch.randn(2, 4{known.get('x5', '')})",
-    )
 
 
 # ---- the layers: each is a layer of torch, computed by convgrad, and a scheme -----------------------------------

@@ -163,7 +163,9 @@ class ShiftQ(Scheme):
     """DeepShift-Q (arXiv:1905.13298, section 3.1): a float weight, rounded to a power of two with a sign.
 
     ``W~ = sign(W) * 2 ** round(log2(abs(W)))``, and the float weight gets the gradient of W~ unchanged. The input and
-    the bias are rounded to fixed-point numbers (`round_to_fixed`).
+    the bias are rounded to fixed-point numbers (`round_to_fixed`). Its layers take ``check_grad=True``, which makes
+    float64 parameters. The ``padding_mode`` of its convolutions may also be ``"circular_split"``, which pads
+    ``(padding + 1) // 2`` and ``padding // 2``, as PyTorch before 1.5 and DeepShift do; ``"circular"`` pads each side.
 
     Args:
         rounding: "deterministic", or "stochastic", which is deterministic in ``eval()``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,5 +70,7 @@ def test_versions() -> None:
     for version in ("2.10", "2.16", "3.0"):
         decision = select_conv_backend(x, w, device=f"h100 torch {version}")
         assert f"torch {version} is unknown" in decision.notes[0]
-    assert Machine(torch_version="2.9").since("2.9")
-    assert not Machine(torch_version="2.9").since("2.12")
+    x, w = TensorSpec((1, 64, 8, 8), dtype=torch.float16), TensorSpec((64, 1, 7, 7), dtype=torch.float16)
+    for version, backend in (("2.9", "CudaDepthwise2d"), ("2.12", "CudaDepthwise2d"), ("2.13", "Cudnn")):
+        machine = replace(Machine.parse(f"h100 torch {version}"), depthwise_kernel="cudnn")
+        assert select_conv_backend(x, w, padding=3, groups=64, device=machine).backend == backend

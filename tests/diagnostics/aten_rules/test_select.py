@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
-from dataclasses import fields as dataclass_fields
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from convgrad.diagnostics.aten_rules import (
     BACKENDS,
-    LAYOUT_RULES,
     Machine,
     TensorSpec,
     determine_backend_memory_format,
     select_conv_backend,
 )
-from convgrad.diagnostics.aten_rules.rules import FACTS, SELECT, Condition, Table
+from convgrad.diagnostics.aten_rules.rules import FACTS, LAYOUT_RULES, SELECT, Table, parsed, rules
 from convgrad.errors import ShapeError
 from convgrad.problem import ConvProblem
 
@@ -230,8 +229,8 @@ def test_a_decision_explains_itself() -> None:
         assert words in text
     assert [r.text for r in d.rules if r.depth == 0][:2] == [
         "the batch or the channels are empty", "it is depthwise on a CUDA or ROCm device"]  # fmt: skip
-    failed = next(r for r in d.rules if r.text == "the input is float16")
-    assert (failed.holds, failed.value) == (False, "bfloat16")
+    failed = next(r for r in d.rules if r.text == "dtypes == (float16, float16)")
+    assert (failed.holds, failed.value) == (False, "bfloat16 and bfloat16")
     with pytest.raises(AttributeError, match="about a backend"):
         _ = d.memory_format
 
@@ -255,18 +254,26 @@ def test_a_problem_with_padding_that_pytorch_does_not_know() -> None:
 
 
 def test_every_condition_reads_facts_that_there_are() -> None:
-    fields = {f.name for f in dataclass_fields(Machine)} | {"since_2_12", "since_2_13"}
+    known = {*FACTS, *(f.name for f in fields(Machine)), *rules()}
+    known |= {"float16", "bfloat16", "float32", "float64", "contiguous_format", "INT32_MAX", "since"}
 
-    def walk(table: Table) -> Iterator[Condition]:
-        for condition, answer in table:
-            yield from condition or ()
-            if isinstance(answer, list):
+    def walk(table: Table) -> Iterator[str]:
+        for condition, answer in table.items():
+            yield condition
+            if isinstance(answer, dict):
                 yield from walk(answer)
             else:
                 assert answer.format(T="", d=2) in BACKENDS
 
-    rows = [*walk(SELECT), *(one for rule in LAYOUT_RULES.values() for one in rule)]
-    assert len(rows) > 100
-    for one in rows:
-        assert bool(one.test) != bool(one.parts)
-        assert {*one.reads} <= FACTS.keys() | fields, one.text
+    told = [expression for _, _, expression in rules().values()]
+    assert len(told) > 20
+    for expression in (*told, *map(parsed, walk(SELECT)), *map(parsed, LAYOUT_RULES.values())):
+        bound = {
+            n.id
+            for c in ast.walk(expression)
+            if isinstance(c, ast.comprehension)
+            for n in ast.walk(c.target)
+            if isinstance(n, ast.Name)
+        }
+        names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+        assert names <= known | bound | {"all", "any", "max", "min", "zip"}, ast.unparse(expression)

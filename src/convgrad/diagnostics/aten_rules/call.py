@@ -25,23 +25,14 @@ def short(value: torch.dtype | torch.memory_format) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Sizes, strides, dtype and device type of a tensor that need not exist.
-
-    Args:
-        shape: sizes.
-        strides: in elements; contiguous where not given.
-        dtype: element type.
-        device_type: ``"cpu"``, ``"cuda"`` (also ROCm), ``"xpu"``, ``"mps"``, ``"meta"``, ...
-        requires_grad: whether autograd follows it.
-        mkldnn: whether it is an opaque oneDNN tensor (``Tensor.to_mkldnn()``).
-    """
+    """Sizes, strides, dtype and device type of a tensor that need not exist."""
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()  # in elements; contiguous where not given
     dtype: torch.dtype = torch.float32
-    device_type: str = "cpu"
+    device_type: str = "cpu"  # or "cuda" (also ROCm), "xpu", "mps", "meta", ...
     requires_grad: bool = False
-    mkldnn: bool = False
+    mkldnn: bool = False  # it is an opaque oneDNN tensor (Tensor.to_mkldnn())
 
     def __post_init__(self) -> None:
         if not self.strides:
@@ -65,13 +56,9 @@ class TensorSpec:
         return len(self.shape)
 
     @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the elements, as if they were dense."""
-        return self.numel * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     def _meta(self) -> Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
@@ -107,10 +94,8 @@ class TensorSpec:
 
     def fits_32bit_index(self) -> bool:
         """Whether offsets fit into 32 bits (ATen's canUse32BitIndexMath)."""
-        if self.numel >= INT32_MAX:
-            return False
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        return self.numel == 0 or last < INT32_MAX
+        return prod(self.shape) < INT32_MAX and (last < INT32_MAX or 0 in self.shape)
 
     def __str__(self) -> str:
         fmt = self.suggest_memory_format()
@@ -174,14 +159,6 @@ class ConvCall:
     def output_shape(self) -> tuple[int, ...]:
         return convolution_shape(self.input.shape, self.weight.shape, None, self.geometry)
 
-    @property
-    def strided(self) -> bool:
-        return any(s != 1 for s in self.stride)
-
-    @property
-    def dilated(self) -> bool:
-        return any(d != 1 for d in self.dilation)
-
     def on(self, device_type: str) -> ConvCall:
         """Return the call with its operands on another kind of device."""
         bias = None if self.bias is None else self.bias.on(device_type)
@@ -213,15 +190,10 @@ class ConvCall:
         """
         if self.weight.ndim != 3 or self.input.mkldnn or self.input.device_type == "xpu":
             return self
-        return replace(
-            self,
-            input=self.input.contiguous().view_1d_as_2d(),
-            weight=self.weight.view_1d_as_2d(),
-            stride=(1, *self.stride),
-            padding=((0, 0), *self.padding),
-            dilation=(1, *self.dilation),
-            output_padding=(0, *self.output_padding),
-        )
+        x, w = self.input.contiguous().view_1d_as_2d(), self.weight.view_1d_as_2d()
+        padding, extra = ((0, 0), *self.padding), (0, *self.output_padding)
+        lists = {"stride": (1, *self.stride), "dilation": (1, *self.dilation), "padding": padding}
+        return replace(self, input=x, weight=w, **lists, output_padding=extra)
 
 
 def call_of_problem(p: ConvProblem, device_type: str, need_backward: bool) -> ConvCall:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.torch_version import TorchVersion
 
 from ..._compat import onednn_has
 from ...errors import UnknownNameError
@@ -28,65 +27,27 @@ class Machine:
     """The facts of a machine, its build and its settings that PyTorch's choice of a convolution kernel reads.
 
     `Machine.here` reads this one, `Machine.parse` a description of another.
-
-    Args:
-        device_type: ``"cpu"``, ``"cuda"`` (NVIDIA and ROCm alike), ``"xpu"``, ``"mps"`` or another.
-        label: what people call it.
-        capability: compute capability of an NVIDIA GPU.
-        cudnn: cuDNN as the number that it reports (91000 is 9.10.0), None without it.
-        miopen: whether PyTorch was built for ROCm with MIOpen.
-        mkldnn: whether PyTorch was built with oneDNN.
-        mkldnn_bf16: whether oneDNN has bfloat16 instructions here (AVX-512, AVX-NE-CONVERT, Arm BF16).
-        mkldnn_fp16: whether oneDNN has float16 instructions here (AVX512-FP16, AMX-FP16; never on Arm).
-        nnpack: whether NNPACK is built in and runs here.
-        winograd: whether ``__ARM_NEON__`` (Apple, 32-bit Arm) or the RISC-V vector extension was there at build time.
-        threads: ``torch.get_num_threads()``.
-        torch_version: the release whose rules apply.
-        cudnn_enabled: ``torch.backends.cudnn.enabled`` (it switches MIOpen too).
-        cudnn_v8: the v8 interface of cuDNN, off with ``TORCH_CUDNN_V8_API_DISABLED=1``.
-        depthwise_kernel: ``torch.backends.cudnn.depthwise_kernel`` (2.13 and later).
-        mkldnn_enabled: ``torch.backends.mkldnn.enabled``.
-        nnpack_enabled: ``torch.backends.nnpack`` flags.
-        miopen_nhwc: ``PYTORCH_MIOPEN_SUGGEST_NHWC=1``.
-        assumed: what a description left open and was assumed.
     """
 
-    device_type: str = "cpu"
-    label: str = ""
-    capability: tuple[int, int] | None = None
-    cudnn: int | None = None
-    miopen: bool = False
-    mkldnn: bool = True
-    mkldnn_bf16: bool = True
-    mkldnn_fp16: bool = False
-    nnpack: bool = True
-    winograd: bool = False
-    threads: int = 4
-    torch_version: str = field(default_factory=lambda: _minor(torch.__version__))
-    cudnn_enabled: bool = True
-    cudnn_v8: bool = True
-    depthwise_kernel: str = "auto"
-    mkldnn_enabled: bool = True
-    nnpack_enabled: bool = True
-    miopen_nhwc: bool = False
-    assumed: tuple[str, ...] = ()
-
-    @property
-    def modelled(self) -> bool:
-        """Whether the rules of this PyTorch release were read."""
-        return self.torch_version in MODELLED_VERSIONS
-
-    def since(self, version: str) -> bool:
-        """Whether this release is ``version`` or later."""
-        return TorchVersion(self.torch_version) >= version
-
-    @property
-    def since_2_12(self) -> bool:
-        return self.since("2.12")
-
-    @property
-    def since_2_13(self) -> bool:
-        return self.since("2.13")
+    device_type: str = "cpu"  # or "cuda" (NVIDIA and ROCm alike), "xpu", "mps", ...
+    label: str = ""  # what people call it
+    capability: tuple[int, int] | None = None  # compute capability of an NVIDIA GPU
+    cudnn: int | None = None  # as the number that it reports: 91000 is 9.10.0
+    miopen: bool = False  # PyTorch was built for ROCm with MIOpen
+    mkldnn: bool = True  # PyTorch was built with oneDNN
+    mkldnn_bf16: bool = True  # oneDNN has bfloat16 instructions here (AVX-512, AVX-NE-CONVERT, Arm BF16)
+    mkldnn_fp16: bool = False  # oneDNN has float16 instructions here (AVX512-FP16, AMX-FP16; never on Arm)
+    nnpack: bool = True  # NNPACK is built in and runs here
+    winograd: bool = False  # built for __ARM_NEON__ (Apple, 32-bit Arm) or the RISC-V vector extension
+    threads: int = 4  # torch.get_num_threads()
+    torch_version: str = field(default_factory=lambda: _minor(torch.__version__))  # whose rules apply
+    cudnn_enabled: bool = True  # torch.backends.cudnn.enabled (it switches MIOpen too)
+    cudnn_v8: bool = True  # cuDNN's v8 interface; off with TORCH_CUDNN_V8_API_DISABLED=1
+    depthwise_kernel: str = "auto"  # torch.backends.cudnn.depthwise_kernel (2.13 and later)
+    mkldnn_enabled: bool = True  # torch.backends.mkldnn.enabled
+    nnpack_enabled: bool = True  # torch.backends.nnpack flags
+    miopen_nhwc: bool = False  # PYTORCH_MIOPEN_SUGGEST_NHWC=1
+    assumed: tuple[str, ...] = ()  # what a description left open and was assumed
 
     @property
     def cudnn_text(self) -> str:
@@ -166,16 +127,21 @@ class Machine:
             )
         if words in (["cpu"], ["here"]):
             return cls.here("cpu")
-        known: dict[str, Any] = {}
-        while words:
-            _read_words(words, known)
+        known: dict[str, Any] = {"torch_version": _minor(torch.__version__)}
+        for word in words:
+            known |= _meant(word)
         arch, kind = known.pop("arch", "x86"), known.get("device_type", "cpu")
-        assumed: tuple[str, ...] = ()
+        assumed: dict[str, tuple[Any, str]] = {}  # field -> its value and how it is said
         if kind == "cuda" and "miopen" not in known:
-            assumed = _with_libraries(known)
+            cudnn = _WHEEL_CUDNN.get(known["torch_version"], max(_WHEEL_CUDNN.values()))
+            said = cls(cudnn=cudnn).cudnn_text if known.get("cudnn_enabled", True) else ""
+            assumed = {"capability": ((8, 0), "compute capability 8.0"), "cudnn": (cudnn, said)}
         elif kind == "cpu":
-            assumed = _with_instructions(known, arch)
-        return cls(label=text.strip(), assumed=assumed, **known)
+            known |= {"mkldnn_fp16": False} if arch == "arm" else {}
+            assumed = _BUILDS[arch] | {"threads": (4, "4 threads")}
+        left_open = {name: value for name, value in assumed.items() if name not in known}
+        told = tuple(text for _, text in left_open.values() if text)
+        return cls(**known, **{name: value for name, (value, _) in left_open.items()}, label=text.strip(), assumed=told)
 
     @property
     def sheet(self) -> tuple[str, Sheet] | None:
@@ -220,46 +186,38 @@ class Sheet(NamedTuple):
     flops: dict[str, float] = {}  # noqa: RUF012 - never changed
 
 
-def _tflops(double: float, single: float, half: float, bf16: bool = True) -> dict[str, float]:
-    known = {"float64": double, "float32": single, "float16": half, "bfloat16": half}
-    return {dtype: value for dtype, value in known.items() if value and (bf16 or dtype != "bfloat16")}
+def _sheet(capability: tuple[int, int] | None, bandwidth: int, double: float, single: float, half: float) -> Sheet:
+    flops = {"float64": double, "float32": single, "float16": half}
+    if capability is None or capability >= (8, 0):
+        flops["bfloat16"] = half
+    return Sheet(capability, bandwidth, {dtype: value for dtype, value in flops.items() if value})
 
 
 #: GPUs by name.
 MACHINES: dict[str, Sheet] = {
-    "a100": Sheet((8, 0), 2039, _tflops(19.5, 19.5, 312)),
-    "h100": Sheet((9, 0), 3350, _tflops(67, 67, 989)),
-    "h200": Sheet((9, 0), 4800, _tflops(67, 67, 989)),
-    "gh200": Sheet((9, 0)),
-    "b100": Sheet((10, 0)),
-    "b200": Sheet((10, 0)),
-    "gb200": Sheet((10, 0)),
-    "b300": Sheet((10, 3)),
-    "v100": Sheet((7, 0), 900, _tflops(7.8, 15.7, 125, False)),
-    "t4": Sheet((7, 5), 320, _tflops(0.25, 8.1, 65, False)),
-    "a10": Sheet((8, 6), 600, _tflops(0, 31.2, 125)),
-    "a40": Sheet((8, 6)),
-    "l4": Sheet((8, 9), 300, _tflops(0, 30.3, 121)),
-    "l40": Sheet((8, 9)),
-    "l40s": Sheet((8, 9), 864, _tflops(0, 91.6, 362)),
-    "rtx2080": Sheet((7, 5)),
-    **dict.fromkeys(("rtx3080", "rtx3090"), Sheet((8, 6))),
-    "rtx4080": Sheet((8, 9)),
-    "rtx4090": Sheet((8, 9), 1008, _tflops(1.3, 82.6, 165)),
-    **dict.fromkeys(("rtx5080", "rtx5090"), Sheet((12, 0))),
-    "p100": Sheet((6, 0)),
-    "1080": Sheet((6, 1)),
-    "mi250x": Sheet(None, 3277, _tflops(95.7, 95.7, 383)),
-    "mi300x": Sheet(None, 5300, _tflops(163.4, 163.4, 1307)),
-    **dict.fromkeys(
-        ("mi100", "mi210", "mi250", "mi300", "mi300a", "mi325x", "mi350x", "mi355x", "7900xtx"), Sheet(None)
-    ),
+    "a100": _sheet((8, 0), 2039, 19.5, 19.5, 312),
+    "h100": _sheet((9, 0), 3350, 67, 67, 989),
+    "h200": _sheet((9, 0), 4800, 67, 67, 989),
+    "v100": _sheet((7, 0), 900, 7.8, 15.7, 125),
+    "t4": _sheet((7, 5), 320, 0.25, 8.1, 65),
+    "a10": _sheet((8, 6), 600, 0, 31.2, 125),
+    "l4": _sheet((8, 9), 300, 0, 30.3, 121),
+    "l40s": _sheet((8, 9), 864, 0, 91.6, 362),
+    "rtx4090": _sheet((8, 9), 1008, 1.3, 82.6, 165),
+    "mi250x": _sheet(None, 3277, 95.7, 95.7, 383),
+    "mi300x": _sheet(None, 5300, 163.4, 163.4, 1307),
 }
+_NO_SHEET: dict[tuple[int, int] | None, str] = {
+    (6, 0): "p100", (6, 1): "1080", (7, 5): "rtx2080", (8, 6): "a40 rtx3080 rtx3090", (8, 9): "l40 rtx4080",
+    (9, 0): "gh200", (10, 0): "b100 b200 gb200", (10, 3): "b300", (12, 0): "rtx5080 rtx5090",
+    None: "mi100 mi210 mi250 mi300 mi300a mi325x mi350x mi355x 7900xtx",
+}  # fmt: skip
+MACHINES |= {name: Sheet(capability) for capability, names in _NO_SHEET.items() for name in names.split()}
 
 #: cuDNN that the CUDA wheel of a release requires; assumed where a description names none.
 _WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}
 
-#: Words of a description, and the fields that they mean ("arch" is no field: `_with_instructions` reads it).
+#: Words of a description, and the fields that they mean ("arch" is no field, but a key of `_BUILDS`).
 _VOCABULARY: dict[str, dict[str, Any]] = {
     "cuda nvidia cudnn": {"device_type": "cuda"},
     "rocm hip amd miopen": {"device_type": "cuda", "miopen": True},
@@ -281,92 +239,60 @@ _VOCABULARY: dict[str, dict[str, Any]] = {
     "native": {"depthwise_kernel": "native"},
     "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
 }
-_WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
-_WORDS |= {
-    name: {"device_type": "cuda"} | ({"capability": sheet.capability} if sheet.capability else {"miopen": True})
-    for name, sheet in MACHINES.items()
-}
 #: What is false after "no" or "without".
 _NEGATED = {
     "cudnn": "cudnn_enabled", "miopen": "cudnn_enabled", "mkldnn": "mkldnn_enabled", "onednn": "mkldnn_enabled",
     "nnpack": "nnpack_enabled", "bf16": "mkldnn_bf16", "fp16": "mkldnn_fp16",
 }  # fmt: skip
-#: Words that a number follows; without one, cuDNN and MIOpen are those of PyTorch.
-_NUMBERED = {**dict.fromkeys(("cudnn", "miopen", "torch"), r"\d+(\.\d+)*"), "threads": r"[1-9]\d*"}
+_WORDS: dict[str, dict[str, Any]] = {
+    **{word: fields for words, fields in _VOCABULARY.items() for word in words.split()},
+    **{f"{no} {word}": {name: False} for word, name in _NEGATED.items() for no in ("no", "without")},
+    **{name: {"device_type": "cuda", "capability": sheet.capability} if sheet.capability
+       else {"device_type": "cuda", "miopen": True} for name, sheet in MACHINES.items()},
+}  # fmt: skip
+#: A CPU's architecture -> what is assumed of PyTorch's build for it and of its instructions: value, and how it is said.
+_BUILDS: dict[str, dict[str, tuple[Any, str]]] = {
+    "x86": {"mkldnn_bf16": (False, "")},
+    "arm": {"mkldnn_bf16": (True, "Arm BF16 instructions")},
+    "apple": {"mkldnn": (False, "built without oneDNN"), "winograd": (True, "")},
+    "riscv": {"mkldnn": (False, "built without oneDNN"), "winograd": (True, ""), "nnpack": (False, "")},
+}
 
 
 def _words(text: str) -> list[str]:
-    """The words of a description; ``rtx 4090``, ``RTX-4090`` and ``4090`` are one name, ``cuda:0`` is ``cuda``."""
-    text = re.sub(r"[,;+/]+", " ", text.strip().lower())
-    text = re.sub(r"\b(cuda|xpu|mps|cpu):\d+\b", r"\1", text)
-    return re.sub(r"\b(?:rtx[ -]?)?([2-5]0[89]0)\b", r"rtx\1", text).split()
+    """The words of a description, each with its ``no`` or its number.
+
+    ``rtx 4090``, ``RTX-4090`` and ``4090`` are one name, ``cuda:0`` is ``cuda``.
+    """
+    text = re.sub(r"\b(cuda|xpu|mps|cpu):\d+\b", r"\1", text.lower())
+    text = re.sub(r"\b(?:rtx[ -]?)?([2-5]0[89]0)\b", r"rtx\1", text)
+    pattern = r"(?:no|without)\s+[^\s,;+/]+|(?:cudnn|miopen|torch|threads)\s+\d[\d.]*(?![^\s,;+/])|[^\s,;+/]+"
+    return [" ".join(word.split()) for word in re.findall(pattern, text)]
 
 
-def _read_words(words: list[str], known: dict[str, Any]) -> None:
-    """Take the first word, or it and the number (or the word after ``no``) that follows."""
-    word = words.pop(0)
-    following = words[0] if words else ""
-    if word in ("no", "without") and following in _NEGATED:
-        known[_NEGATED[words.pop(0)]] = False
-    elif word in _NUMBERED and re.fullmatch(_NUMBERED[word], following):
-        number = words.pop(0)
-        if word == "torch":
-            known["torch_version"] = _minor(number)
-        elif word == "threads":
-            known["threads"] = int(number)
-        else:
-            known.update(_WORDS[word])
-        if word == "cudnn":
-            major, minor, patch = ([int(n) for n in number.split(".")] + [0, 0])[:3]
-            known["cudnn"] = major * (10000 if major >= 9 else 1000) + minor * 100 + patch
-    elif re.fullmatch(r"sm_?\d+a?", word):
-        digits = re.sub(r"\D", "", word)
-        known.update(device_type="cuda", capability=(int(digits[:-1]), int(digits[-1])))
-    elif re.fullmatch(r"gfx[0-9a-f]+", word):
-        known.update(_WORDS["rocm"])
-    elif word in _WORDS:
-        known.update(_WORDS[word])
-    elif word in _NUMBERED:
-        raise ValueError(f"device description: {word!r} is followed by a number, as in 'cpu threads 4 torch 2.12'")
-    else:
-        raise ValueError(f"device description: {_unknown(word)}")
-
-
-def _unknown(word: str) -> str:
-    """Return the message about a word that describes no machine."""
-    if word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
-        return (
+def _meant(word: str) -> dict[str, Any]:
+    """Return the fields that a word means, or a word with its ``no`` or its number."""
+    name, _, number = word.partition(" ")
+    if word in _WORDS:
+        return _WORDS[word]
+    if found := re.fullmatch(r"sm_?(\d+)(\d)a?", word):
+        return {"device_type": "cuda", "capability": (int(found[1]), int(found[2]))}
+    if re.fullmatch(r"gfx[0-9a-f]+", word) or (name == "miopen" and number):
+        return _WORDS["rocm"]
+    if name == "torch" and number:
+        return {"torch_version": _minor(number)}
+    if name == "threads" and re.fullmatch(r"[1-9]\d*", number):
+        return {"threads": int(number)}
+    if name == "cudnn" and number:
+        major, minor, patch = ([int(n) for n in number.split(".")] + [0, 0])[:3]
+        return {"device_type": "cuda", "cudnn": major * (10000 if major >= 9 else 1000) + minor * 100 + patch}
+    if name in ("torch", "threads"):
+        why = f"{name!r} is followed by a number, as in 'cpu threads 4 torch 2.12'"
+    elif word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
+        why = (
             f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "
             f"'g96ic96ih56oc96kh7ph3 {word}', or make the operands so"
         )
-    return str(
-        UnknownNameError.of("don't know", word, [*MACHINES, *_WORDS, "sm_90", "gfx942", "no", "threads", "torch"])
-    )
-
-
-def _with_libraries(known: dict[str, Any]) -> tuple[str, ...]:
-    """Fill in what the description of an NVIDIA GPU left open, and say so."""
-    assumed: list[str] = []
-    if "capability" not in known:
-        known["capability"] = (8, 0)
-        assumed.append("compute capability 8.0")
-    if "cudnn" not in known:
-        version = known.get("torch_version", _minor(torch.__version__))
-        known["cudnn"] = _WHEEL_CUDNN.get(version, max(_WHEEL_CUDNN.values()))
-        if known.get("cudnn_enabled", True):
-            assumed.append(Machine(cudnn=known["cudnn"]).cudnn_text)
-    return tuple(assumed)
-
-
-def _with_instructions(known: dict[str, Any], arch: str) -> tuple[str, ...]:
-    """Fill in what the description of a CPU left open, and say so."""
-    threads = () if "threads" in known else ("4 threads",)
-    if arch == "x86":
-        known.setdefault("mkldnn_bf16", False)
-        return threads
-    if arch == "arm":
-        known["mkldnn_fp16"] = False
-        return threads if "mkldnn_bf16" in known else ("Arm BF16 instructions", *threads)
-    # Apple and RISC-V builds come without oneDNN and with the Winograd kernel
-    known.update({"mkldnn": False, "nnpack": arch == "apple", **known, "winograd": True})
-    return ("built without oneDNN", *threads)
+    else:
+        why = UnknownNameError.of("don't know", word, [*MACHINES, *_WORDS, "sm_90", "gfx942", "threads", "torch"])
+    raise ValueError(f"device description: {why}")

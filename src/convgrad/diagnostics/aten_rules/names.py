@@ -29,29 +29,17 @@ _ONES = "(older releases also made ones, (1, out), to add the bias by a matrix p
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A forward function of ATen and the function that computes its gradients.
+    """A forward function of ATen and the function that computes its gradients."""
 
-    Args:
-        backends: the backends of `convgrad.diagnostics.aten_rules.BACKENDS` that run it.
-        forward: the forward function.
-        backward: the function that computes the gradients.
-        autograd: what autograd records when the forward function is called on its own (``derivatives.yaml``).
-        forward_temporaries: what the forward allocates beside its result.
-        backward_temporaries: what the backward allocates beside its results.
-        cuda_temporaries: the same of both on a CUDA device, where it differs.
-        old_names: names of removed functions that did this work.
-        note: what surprises people.
-    """
-
-    backends: tuple[str, ...]
+    backends: tuple[str, ...]  # those of `convgrad.diagnostics.aten_rules.BACKENDS` that run it
     forward: str
     backward: str
-    autograd: str = "convolution_backward"
-    forward_temporaries: tuple[str, ...] = ()
-    backward_temporaries: tuple[str, ...] = ()
-    cuda_temporaries: tuple[str, ...] = ()
-    old_names: tuple[str, ...] = ()
-    note: str = ""
+    old_names: tuple[str, ...]  # of removed functions that did this work
+    note: str  # what surprises people
+    autograd: str  # what autograd records when the forward is called on its own (``derivatives.yaml``)
+    forward_temporaries: tuple[str, ...]  # what the forward allocates beside its result
+    backward_temporaries: tuple[str, ...]  # what the backward allocates beside its results
+    cuda_temporaries: tuple[str, ...]  # the same of both on a CUDA device, where it differs
 
     def __str__(self) -> str:
         by_name = hasattr(torch.ops.aten, self.backward)  # most are reached through `convolution_backward` only
@@ -71,89 +59,89 @@ class Kernel:
 
 
 _CUDNN_NOTE = "It computes grad_input and grad_weight; grad_bias is a sum over grad_output made outside."
+_GRADIENTS = ("_backward_input", "_backward_weight", "_backward_bias")
+
+
+def _kernel(
+    backends: str, forward: str, old_names: str = "", note: str = "", *, backward: str | None = None,
+    autograd: str = "convolution_backward", temporaries: tuple[str, ...] = (), of_backward: tuple[str, ...] = (),
+    of_cuda: tuple[str, ...] = (), gradients: int = 0,
+) -> Kernel:  # fmt: skip
+    """Return a row; ``gradients`` old names are the forward's with each of `_GRADIENTS`."""
+    names = (*old_names.split(), *(forward + gradient for gradient in _GRADIENTS[:gradients]))
+    backward = f"{forward}_backward" if backward is None else backward
+    return Kernel(tuple(backends.split()), forward, backward, names, note, autograd, temporaries, of_backward, of_cuda)
+
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel((), "convolution", "convolution_backward",
-           old_names=("_convolution_nogroup",),
-           note="The one entry to every backend below, for every device. Its own derivative is "
-                "_convolution_double_backward. conv1d, conv2d, conv3d, conv_transpose1d to 3d and _convolution all "
-                "end here; there is no conv2d_backward."),
-    Kernel(("Slow2d",), "_slow_conv2d_forward", "_slow_conv2d_backward", "_slow_conv2d_backward",
-           (_FINPUT,), (f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"), (_COLUMNS_IN,),
-           ("thnn_conv2d", "thnn_conv2d_forward", "thnn_conv2d_backward", "_thnn_conv2d_forward",
-            "_thnn_conv2d_backward", "slow_conv2d", "slow_conv2d_forward", "slow_conv2d_backward",
-            "SpatialConvolutionMM"),
-           note="thnn_conv2d still exists as a thin name over _slow_conv2d_forward. finput and fgrad_input were "
-                "results passed from forward to backward until 1.10; now each pass makes its own."),
-    Kernel(("Slow3d",), "slow_conv3d_forward", "slow_conv3d_backward",
-           forward_temporaries=(_FINPUT3,), backward_temporaries=(f"grad_weight: {_FINPUT3}", f"grad_input: {_FGRAD3}"),
-           old_names=("slow_conv3d", "thnn_conv3d", "thnn_conv3d_forward", "thnn_conv3d_backward",
-                      "VolumetricConvolutionMM"),
-           note="slow_conv3d still exists as a thin name over slow_conv3d_forward. CPU only; it takes groups itself."),
-    Kernel(("SlowDilated2d",), "slow_conv_dilated2d", "slow_conv_dilated2d_backward",
-           forward_temporaries=(_COLUMNS_IN,), backward_temporaries=(_COLUMNS_IN,),
-           old_names=("thnn_conv_dilated2d", "thnn_conv_dilated2d_forward", "thnn_conv_dilated2d_backward",
-                      "slow_conv_dilated2d_backward"),
-           note="Also the backward of NnpackSpatial."),
-    Kernel(("SlowDilated3d",), "slow_conv_dilated3d", "slow_conv_dilated3d_backward",
-           forward_temporaries=(_COLUMNS_IN,), backward_temporaries=(_COLUMNS_IN,),
-           old_names=("thnn_conv_dilated3d", "thnn_conv_dilated3d_forward", "thnn_conv_dilated3d_backward"),
-           note="On CUDA it takes undilated 3-D convolutions too, where no library does."),
-    Kernel(("SlowTranspose2d",), "slow_conv_transpose2d", "slow_conv_transpose2d_backward",
-           forward_temporaries=(_COLUMNS_OUT_BATCH, _ONES), backward_temporaries=(_COLUMNS_OUT,),
-           cuda_temporaries=(_COLUMNS_OUT,),
-           old_names=("thnn_conv_transpose2d", "thnn_conv_transpose2d_forward", "thnn_conv_transpose2d_backward",
-                      "SpatialFullConvolution")),
-    Kernel(("SlowTranspose3d",), "slow_conv_transpose3d", "slow_conv_transpose3d_backward",
-           forward_temporaries=(_COLUMNS_OUT, _ONES), backward_temporaries=(_COLUMNS_OUT,),
-           old_names=("thnn_conv_transpose3d", "thnn_conv_transpose3d_forward", "thnn_conv_transpose3d_backward",
-                      "VolumetricFullConvolution")),
-    Kernel(("CudaDepthwise2d",), "_conv_depthwise2d", "conv_depthwise2d_backward",
-           old_names=("thnn_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "thnn_conv_depthwise2d_backward",
-                      "_conv_depthwise2d_backward"),
-           note=f"CUDA's own depthwise kernels. {_CUDNN_NOTE}"),
-    Kernel(("CudaDepthwise3d",), "conv_depthwise3d", "conv_depthwise3d_backward",
-           note="CUDA's own depthwise kernels, all three gradients."),
-    Kernel(("Mkldnn", "MkldnnEmpty"), "mkldnn_convolution", "mkldnn_convolution_backward",
-           old_names=("mkldnn_convolution_backward_input", "mkldnn_convolution_backward_weights"),
-           note="oneDNN, which keeps its scratch memory to itself. MkldnnEmpty returns zeros without calling it."),
-    Kernel(("MkldnnTranspose",), "mkldnn_convolution_transpose", "mkldnn_convolution_transpose_backward",
-           note="Neither is in the dispatcher; both are reached through convolution and convolution_backward only."),
-    Kernel(("NnpackSpatial",), "_nnpack_spatial_convolution", "slow_conv_dilated2d_backward",
-           backward_temporaries=(_COLUMNS_IN,),
-           old_names=("_nnpack_spatial_convolution_backward",
-                      "_nnpack_spatial_convolution_backward_input", "_nnpack_spatial_convolution_backward_weight"),
-           note="NNPACK's backward knows no stride, so PyTorch uses SlowDilated2d's."),
-    Kernel(("Cudnn",), "cudnn_convolution", "cudnn_convolution_backward", "_cudnn_convolution_backward",
-           old_names=("cudnn_convolution_backward_input", "cudnn_convolution_backward_weight",
-                      "cudnn_convolution_backward_bias"),
-           note=f"Removed from the dispatcher in 1.11. {_CUDNN_NOTE}"),
-    Kernel(("CudnnTranspose",), "cudnn_convolution_transpose", "cudnn_convolution_transpose_backward",
-           "_cudnn_convolution_backward",
-           old_names=("cudnn_convolution_transpose_backward_input", "cudnn_convolution_transpose_backward_weight",
-                      "cudnn_convolution_transpose_backward_bias"),
-           note="grad_input is a cuDNN forward; grad_weight is backward_weight with input and grad_output exchanged."),
-    Kernel(("Miopen",), "miopen_convolution", "miopen_convolution_backward",
-           old_names=("miopen_convolution_backward_input", "miopen_convolution_backward_weight",
-                      "miopen_convolution_backward_bias")),
-    Kernel(("MiopenTranspose",), "miopen_convolution_transpose", "miopen_convolution_transpose_backward",
-           old_names=("miopen_convolution_transpose_backward_input", "miopen_convolution_transpose_backward_weight")),
-    Kernel(("MiopenDepthwise",), "miopen_depthwise_convolution", "miopen_depthwise_convolution_backward",
-           old_names=("miopen_depthwise_convolution_backward_input", "miopen_depthwise_convolution_backward_weight")),
-    Kernel(("Mps",), "_mps_convolution", "mps_convolution_backward", "mps_convolution_backward"),
-    Kernel(("MpsTranspose",), "_mps_convolution_transpose", "mps_convolution_transpose_backward",
-           "mps_convolution_transpose_backward"),
-    Kernel(("Overrideable",), "convolution_overrideable", "convolution_backward_overrideable",
-           "convolution_backward_overrideable",
-           note="What a device outside PyTorch's core (XPU among them) implements; on any other device it raises."),
-    Kernel(("Empty",), "empty (inside convolution)", "zeros (inside convolution_backward)", "convolution_backward",
-           note="An empty batch or no channels: the gradients are zeros, and nothing is computed."),
-    Kernel(("Winograd3x3Depthwise",), "convolution_depthwise3x3_winograd", "", "",
-           note="Inference only, on Apple and 32-bit Arm and on RISC-V; selected only where no gradient is needed."),
-    Kernel(("Xnnpack2d",), "xnnpack::convolution2d", "", "",
-           note="Inference only, mobile builds; selected only where no gradient is needed."),
-    Kernel((), "conv_tbc", "conv_tbc_backward", "conv_tbc_backward",
-           note="Time, batch, channels: a separate function that never reaches the pipeline."),
+    _kernel("", "convolution", "_convolution_nogroup",
+            "The one entry to every backend below, for every device. Its own derivative is "
+            "_convolution_double_backward. conv1d, conv2d, conv3d, conv_transpose1d to 3d and _convolution all end "
+            "here; there is no conv2d_backward."),
+    _kernel("Slow2d", "_slow_conv2d_forward",
+            "thnn_conv2d thnn_conv2d_forward thnn_conv2d_backward _thnn_conv2d_forward _thnn_conv2d_backward "
+            "slow_conv2d slow_conv2d_forward slow_conv2d_backward SpatialConvolutionMM",
+            "thnn_conv2d still exists as a thin name over _slow_conv2d_forward. finput and fgrad_input were results "
+            "passed from forward to backward until 1.10; now each pass makes its own.",
+            backward="_slow_conv2d_backward", autograd="_slow_conv2d_backward", temporaries=(_FINPUT,),
+            of_backward=(f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"), of_cuda=(_COLUMNS_IN,)),
+    _kernel("Slow3d", "slow_conv3d_forward",
+            "slow_conv3d thnn_conv3d thnn_conv3d_forward thnn_conv3d_backward VolumetricConvolutionMM",
+            "slow_conv3d still exists as a thin name over slow_conv3d_forward. CPU only; it takes groups itself.",
+            backward="slow_conv3d_backward", temporaries=(_FINPUT3,),
+            of_backward=(f"grad_weight: {_FINPUT3}", f"grad_input: {_FGRAD3}")),
+    _kernel("SlowDilated2d", "slow_conv_dilated2d",
+            "thnn_conv_dilated2d thnn_conv_dilated2d_forward thnn_conv_dilated2d_backward slow_conv_dilated2d_backward",
+            "Also the backward of NnpackSpatial.", temporaries=(_COLUMNS_IN,), of_backward=(_COLUMNS_IN,)),
+    _kernel("SlowDilated3d", "slow_conv_dilated3d",
+            "thnn_conv_dilated3d thnn_conv_dilated3d_forward thnn_conv_dilated3d_backward",
+            "On CUDA it takes undilated 3-D convolutions too, where no library does.",
+            temporaries=(_COLUMNS_IN,), of_backward=(_COLUMNS_IN,)),
+    _kernel("SlowTranspose2d", "slow_conv_transpose2d",
+            "thnn_conv_transpose2d thnn_conv_transpose2d_forward thnn_conv_transpose2d_backward SpatialFullConvolution",
+            temporaries=(_COLUMNS_OUT_BATCH, _ONES), of_backward=(_COLUMNS_OUT,), of_cuda=(_COLUMNS_OUT,)),
+    _kernel("SlowTranspose3d", "slow_conv_transpose3d",
+            "thnn_conv_transpose3d thnn_conv_transpose3d_forward thnn_conv_transpose3d_backward "
+            "VolumetricFullConvolution",
+            temporaries=(_COLUMNS_OUT, _ONES), of_backward=(_COLUMNS_OUT,)),
+    _kernel("CudaDepthwise2d", "_conv_depthwise2d",
+            "thnn_conv_depthwise2d thnn_conv_depthwise2d_forward thnn_conv_depthwise2d_backward "
+            "_conv_depthwise2d_backward",
+            f"CUDA's own depthwise kernels. {_CUDNN_NOTE}", backward="conv_depthwise2d_backward"),
+    _kernel("CudaDepthwise3d", "conv_depthwise3d", "", "CUDA's own depthwise kernels, all three gradients."),
+    _kernel("Mkldnn MkldnnEmpty", "mkldnn_convolution",
+            "mkldnn_convolution_backward_input mkldnn_convolution_backward_weights",
+            "oneDNN, which keeps its scratch memory to itself. MkldnnEmpty returns zeros without calling it."),
+    _kernel("MkldnnTranspose", "mkldnn_convolution_transpose", "",
+            "Neither is in the dispatcher; both are reached through convolution and convolution_backward only."),
+    _kernel("NnpackSpatial", "_nnpack_spatial_convolution",
+            "_nnpack_spatial_convolution_backward",
+            "NNPACK's backward knows no stride, so PyTorch uses SlowDilated2d's.",
+            backward="slow_conv_dilated2d_backward", of_backward=(_COLUMNS_IN,), gradients=2),
+    _kernel("Cudnn", "cudnn_convolution", "", f"Removed from the dispatcher in 1.11. {_CUDNN_NOTE}",
+            autograd="_cudnn_convolution_backward", gradients=3),
+    _kernel("CudnnTranspose", "cudnn_convolution_transpose", "",
+            "grad_input is a cuDNN forward; grad_weight is backward_weight with input and grad_output exchanged.",
+            autograd="_cudnn_convolution_backward", gradients=3),
+    _kernel("Miopen", "miopen_convolution", gradients=3),
+    _kernel("MiopenTranspose", "miopen_convolution_transpose", gradients=2),
+    _kernel("MiopenDepthwise", "miopen_depthwise_convolution", gradients=2),
+    _kernel("Mps", "_mps_convolution", backward="mps_convolution_backward", autograd="mps_convolution_backward"),
+    _kernel("MpsTranspose", "_mps_convolution_transpose", backward="mps_convolution_transpose_backward",
+            autograd="mps_convolution_transpose_backward"),
+    _kernel("Overrideable", "convolution_overrideable", "",
+            "What a device outside PyTorch's core (XPU among them) implements; on any other device it raises.",
+            backward="convolution_backward_overrideable", autograd="convolution_backward_overrideable"),
+    _kernel("Empty", "empty (inside convolution)", "",
+            "An empty batch or no channels: the gradients are zeros, and nothing is computed.",
+            backward="zeros (inside convolution_backward)"),
+    _kernel("Winograd3x3Depthwise", "convolution_depthwise3x3_winograd", "",
+            "Inference only, on Apple and 32-bit Arm and on RISC-V; selected only where no gradient is needed.",
+            backward="", autograd=""),
+    _kernel("Xnnpack2d", "xnnpack::convolution2d", "",
+            "Inference only, mobile builds; selected only where no gradient is needed.", backward="", autograd=""),
+    _kernel("", "conv_tbc", "", "Time, batch, channels: a separate function that never reaches the pipeline.",
+            autograd="conv_tbc_backward"),
 )  # fmt: skip
 
 _PUBLIC = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution",

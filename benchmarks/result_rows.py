@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import subprocess
@@ -10,13 +11,13 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .. import __version__
-from ..engine.ab_timer import conditions, keep_memory, surroundings
-from .app import fail, progress, say
+import convgrad
+from convgrad.cli.models import MODELS
+from convgrad.engine.measure import conditions, keep_memory, surroundings
 
 #: Columns that say where a row comes from.
 CONDITIONS = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
@@ -29,7 +30,7 @@ def conditions_here(busy: bool = False) -> dict[str, Any]:
         "processor": here["processor"],
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "convgrad": __version__,
+        "convgrad": convgrad.__version__,
         "commit": _commit(),
         "memory": here["memory"],
         "busy": (os.cpu_count() or 1) if busy else 0,
@@ -52,28 +53,26 @@ class Results:
     """A CSV file that grows row by row, so that a run that is cut off goes on from there.
 
     Args:
-        path: where; None writes nothing.
         columns: of each row.
         key: columns that say what a row is about: with ``resume``, what the file holds already is `done`.
         resume: add to a file that exists.
+
+    Raises:
+        SystemExit: the file exists, and holds something else or is not to be resumed.
     """
 
-    def __init__(self, path: Path | None, columns: Sequence[str], key: Sequence[str], resume: bool = False) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str], resume: bool = False) -> None:
         self.path, self.columns, self._key = path, tuple(columns), tuple(key)
         self.rows: list[dict[str, str]] = []
         self._done: set[tuple[str, ...]] = set()
-        if path is None:
-            if resume:
-                raise fail("--resume adds to a file of rows, and none is named", "--csv names it")
-            return
         if path.exists() and path.stat().st_size:
             if not resume:
-                raise fail(f"{path} exists", "--resume adds what is missing; or remove it")
+                raise SystemExit(f"{path} exists: --resume adds what is missing; or remove it")
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]  # a row that was being written when the process was killed
             reader = csv.DictReader(whole.decode("utf-8").splitlines())
             if tuple(reader.fieldnames or ()) != self.columns:
-                raise fail(f"{path} has other columns: it is of another command or version", "another file")
+                raise SystemExit(f"{path} has other columns: it is of another command or version")
             self.rows = list(reader)
             self._done = {self._of(row) for row in self.rows}
             os.truncate(path, len(whole))
@@ -90,20 +89,11 @@ class Results:
         text = {c: f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for c, v in row.items()}
         self.rows.append(text)
         self._done.add(self._of(row))
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8", newline="") as file:
-                csv.DictWriter(file, self.columns, lineterminator="\n").writerow(text)
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerow(text)
 
     def _of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(row[column]) for column in self._key)
-
-
-def plain(row: Mapping[str, str]) -> dict[str, str | float | None]:
-    """A row with its numbers as numbers, and None where there is nothing."""
-    texts = {"problem", "models", "model", "layout", "choice", "output", "pytorch_best", "rules", "measured", "note"}
-    texts |= {*CONDITIONS} - {"threads", "busy"}
-    counts = {"batch", "size", "replaced", "convolutions", "threads", "busy"}
-    return {c: v if c in texts else (int if c in counts else float)(v) if v else None for c, v in row.items()}
 
 
 def deadline(minutes: float) -> float:
@@ -135,17 +125,37 @@ def prepare(threads: int) -> None:
 # ---- a benchmark of many rows ------------------------------------------------------------------------
 
 
-class Given(NamedTuple):
-    """The options that every benchmark of models takes."""
+def options_of(what: str | None, seconds: float) -> argparse.ArgumentParser:
+    """Return a parser of the options that every benchmark of models takes."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", type=Path, help="where the rows go")
+    parser.add_argument("models", nargs="*", help="models, module:factory, or files of problems; all models by default")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--layout", default="", choices=("contiguous", "channels_last", "auto"))
+    parser.add_argument("--seconds", type=float, default=seconds, help="for each comparison")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after so many; 0: no limit")
+    parser.add_argument("--busy", action="store_true", help="run another process on each core")
+    parser.add_argument("--resume", action="store_true", help="add the missing rows to the file")
+    return parser
 
-    models: list[str]
-    threads: int
-    layout: str
-    seconds: float
-    minutes: float
-    busy: bool
-    csv: Path | None
-    resume: bool
+
+def models_named(names: Sequence[str], known: Sequence[str] = tuple(MODELS)) -> list[str]:
+    """Return the models that are meant, the user's own and files last; all that are known where none is named.
+
+    Raises:
+        SystemExit: there is none of this name.
+    """
+    own = [name for name in names if ":" in name or Path(name).is_file()]
+    unknown = [name for name in names if name not in known and name not in own]
+    if unknown:
+        raise SystemExit(f"there is no model {unknown[0]!r}: one of {', '.join(known)}, or module:factory")
+    return [*(name for name in known if name in names or not names), *dict.fromkeys(own)]
+
+
+def shape_of(name: str, batch: int, size: int) -> str:
+    """Return the shape of the input of a model: images of size x size, or sequences of the model's own length."""
+    sample = MODELS[name].input if name in MODELS else (3, size, size)
+    return "x".join(map(str, (batch, 3, size, size) if len(sample) == 3 else (batch, *sample)))
 
 
 #: Columns that say what a row is about, and a function that finds the others.
@@ -153,42 +163,39 @@ Row = tuple[dict[str, str], Callable[[], dict[str, Any]]]
 
 
 def run_rows(
-    what: str,
-    given: Given,
+    options: argparse.Namespace,
     columns: Sequence[str],
     key: Sequence[str],
     wanted: Callable[[], Sequence[Row]],
     show: Callable[[Sequence[dict[str, str]]], None],
-) -> tuple[int, dict[str, Any]]:
-    """Time every row that the file lacks, and print all; the exit status, and all as plain data.
+) -> int:
+    """Time every row that the file lacks, print all, and return the exit status.
 
     Args:
-        what: the rows are, as the data calls them.
         columns, key: as for `Results`.
         show: prints the rows.
     """
-    results = Results(given.csv, columns, key, given.resume)
-    prepare(given.threads)
-    todo, where, status = wanted(), conditions_here(given.busy), 0
+    results = Results(options.csv, columns, key, options.resume)
+    prepare(options.threads)
+    todo, where, status = wanted(), conditions_here(options.busy), 0
 
     def missing() -> list[Row]:
         return [row for row in todo if not results.done(**{**where, **row[0]})]
 
-    with busy_cores(given.busy), progress(what, len(missing())) as advance:
+    with busy_cores(options.busy):
         try:
-            end = deadline(given.minutes)
-            for about, timed in missing():
+            end = deadline(options.minutes)
+            for number, (about, timed) in enumerate(missing()):
                 if time.perf_counter() >= end:
                     break
                 results.add({**dict.fromkeys(columns, ""), **about, **timed(), **where})
-                advance()
+                print(f"\r{number + 1} rows", end="", file=sys.stderr, flush=True)
         except KeyboardInterrupt:
             status = 130
+    print(file=sys.stderr)
     rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
     show(rows)
-    say(conditions())
-    left = len(missing())
-    if left:
-        say(f"{left} of {len(todo)} are left" + ("; --resume goes on" if given.csv else ""), sys.stderr)
-    data = {"conditions": conditions(), what: [plain(row) for row in rows], "left": left}
-    return status or int(any(row["note"].startswith("wrong") for row in rows)), data
+    print(conditions())
+    if left := len(missing()):
+        print(f"{left} of {len(todo)} are left; --resume goes on", file=sys.stderr)
+    return status or int(any(row["note"].startswith("wrong") for row in rows))

@@ -1,8 +1,17 @@
-"""``convgrad bench layers``: every distinct convolution of real models, by PyTorch, by the rules and by measurement."""
+"""Every distinct convolution of real models: PyTorch as given, its best layout, convgrad by rules, and measured.
+
+    python benchmarks/time_layers.py layers.csv --threads 2 --minutes 5 --resume
+    python benchmarks/time_layers.py layers.csv benchmarks/layers/* --threads 2 --minutes 5 --resume
+
+A layer that was never measured here is measured first, as `convgrad tune` does it, and remembered. Results are
+compared with PyTorch's before they are timed; all sides alternate. After an interruption, or --minutes, it goes on
+with --resume.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -11,21 +20,20 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, shape_of
 from torch import Tensor
 
-from .._compat import channels_last_of
-from ..backends import COPY
-from ..diagnostics import Limits, Machine, limits_of
-from ..engine import Step, choose, get_backend, measure_now, reasons_against, trials
-from ..engine.ab_timer import compare
-from ..problem import ConvProblem, Outputs
-from ..tables import Table
-from .app import say, say_table
-from .bench_results import CONDITIONS, Given, Row, run_rows
-from .models import MODELS, explained, models_named, takes_images
-from .options import LAYOUTS
-from .problem_arguments import read_problems
-from .tune import Job, jobs_of
+from convgrad._compat import channels_last_of
+from convgrad.cli.bench_problems import stock_steps
+from convgrad.cli.models import MODELS, build, explained, has_images
+from convgrad.cli.options import LAYOUTS
+from convgrad.cli.problem_arguments import read_problems
+from convgrad.cli.tune import Job, jobs_of
+from convgrad.diagnostics import Limits, Machine, limits_of
+from convgrad.engine import Step, choose, measure_now, trials
+from convgrad.engine.measure import compare
+from convgrad.problem import ConvProblem
+from convgrad.tables import Table
 
 CPU = torch.device("cpu")
 _SAME = 1e-3  # relative difference of results that are the same; a wrong one is thousands of times above
@@ -47,13 +55,16 @@ _HOW_TO_READ = (
 Steps = tuple[Step, ...]
 
 
-def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]]:
-    """Time every layer and print the tables; the exit status, and all as plain data."""
-    wanted = models_named(given.models, MODELS)
+def main(args: Sequence[str] | None = None) -> int:
+    parser = options_of(__doc__, seconds=0.5)
+    parser.add_argument("--batch", type=int, default=4, help="of the models of transformers")
+    parser.add_argument("--size", type=int, default=224, help="height and width of their images")
+    options = parser.parse_args(args)
+    wanted, layouts = models_named(options.models), [options.layout] if options.layout else LAYOUTS
 
     def all_rows() -> list[Row]:
         of: dict[ConvProblem, set[str]] = {}
-        for name, problem in _in_turn(wanted, batch, size, [given.layout] if given.layout else LAYOUTS):
+        for name, problem in _in_turn(wanted, options.batch, options.size, layouts):
             of.setdefault(problem, set()).add(name if ":" in name else Path(name).name)
         limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {p.dtype for p in of}}
         found: list[Row] = []
@@ -61,10 +72,10 @@ def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]
             for output, job in zip(_OUTPUTS, jobs_of([p]), strict=True):
                 about = {"problem": str(p), "layout": p.layout, "output": output}
                 about["models"] = " ".join(sorted(names))
-                found.append((about, partial(_timed, job, given.seconds, limits[p.dtype])))
+                found.append((about, partial(_timed, job, options.seconds, limits[p.dtype])))
         return found
 
-    return run_rows("layers", given, COLUMNS, _KEY, all_rows, _show)
+    return run_rows(options, COLUMNS, _KEY, all_rows, _show)
 
 
 # ---- what to time ------------------------------------------------------------------------------------
@@ -88,27 +99,18 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
     if Path(name).is_file():
         result = read_problems([name])[0]
         return [p.replace(memory_format=channels_last_of(p.ndim)) for p in result] if channels_last else result
-    if channels_last and not takes_images(name):
+    if ":" in name:
+        inputs, shape = build(name, "meta")[1], ""
+        images = inputs is None or has_images(inputs)
+    else:
+        images, shape = len(MODELS[name].input) == 3, shape_of(name, batch, size)
+    if channels_last and not images:
         return []
-    input = "" if ":" in name else MODELS[name].sample(batch, size, "meta")
-    result = explained(name, Machine.here(), torch.float32, channels_last, input)
+    result = explained(name, Machine.here(), torch.float32, channels_last, shape)
     return [layer.problem for layer in result if layer.kind != "Linear"]
 
 
 # ---- timing ------------------------------------------------------------------------------------------
-
-
-def pytorchs(problem: ConvProblem, outputs: Outputs, device: torch.device = CPU) -> dict[str, Steps]:
-    """PyTorch as given, and through channels_last and back (a sequence as an image of one row), where it can."""
-    found: dict[str, Steps] = {}
-    for name in ("aten", "aten:channels_last"):
-        backend = get_backend(name + COPY * (problem.padding_mode != "zeros"))
-        each: tuple[Outputs, ...] = tuple((o,) for o in outputs)
-        for sets in ((outputs,), each):
-            if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):
-                found[name] = tuple(Step(backend, o, "requested by name") for o in sets)
-                break
-    return found
 
 
 def _named(steps: Steps) -> str:
@@ -120,7 +122,7 @@ def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
     p, outputs = job
     if not job.count(CPU):
         measure_now(p, outputs, CPU, force=True)
-    candidates = pytorchs(p, outputs)
+    candidates = stock_steps(p, outputs, CPU)
     stock = [*candidates]
     chosen: dict[str, str] = {}
     for who, stored in (("rules", False), ("measured", True)):
@@ -177,7 +179,7 @@ def _show(rows: Sequence[dict[str, str]]) -> None:
         each = [*((n, [r for r in in_it if n in r["models"].split()]) for n in names), ("all", in_it)]
         groups = [(n, o, [r for r in of_model if r["output"] == o]) for n, of_model in each for o in _OUTPUTS]
         if in_it:
-            say_table(Table([group for group in groups if group[2]], {
+            print(Table([group for group in groups if group[2]], {
                 layout: (lambda g: g[0], ""),
                 "output": (lambda g: g[1], ""),
                 "layers": (lambda g: len(g[2]), "d"),
@@ -185,12 +187,12 @@ def _show(rows: Sequence[dict[str, str]]) -> None:
                 "measured": (lambda g: _summary(g[2], "measured"), ">"),
                 "slower": (lambda g: sum(map(_is_slower, g[2])), "d"),
                 "limit": (lambda g: _limit(g[2]), ".0%"),
-            }))  # fmt: skip
+            }).text())  # fmt: skip
     if timed:
-        say(_HOW_TO_READ)
+        print(_HOW_TO_READ)
     for row in rows:
         if row["note"]:
-            say(f"not timed: {row['output']} of {row['problem']}: {row['note']}")
+            print(f"not timed: {row['output']} of {row['problem']}: {row['note']}")
 
 
 def _is_slower(row: dict[str, str]) -> bool:
@@ -206,3 +208,7 @@ def _summary(rows: Sequence[dict[str, str]], who: str) -> str:
 
 def _limit(rows: Sequence[dict[str, str]]) -> float | None:
     return statistics.median(parts) if (parts := [float(r["of_limit"]) for r in rows if r["of_limit"]]) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

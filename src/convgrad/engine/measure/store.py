@@ -18,20 +18,20 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from functools import lru_cache
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .._compat import loading, lock_over_forks, warn_user
+from ..._compat import loading, lock_over_forks, warn_user
 
 _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number
-_CREATE = (
-    f"CREATE TABLE IF NOT EXISTS {_TABLE} (kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key))"
-)
+_COLUMNS = "kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key)"
+_CREATE = f"CREATE TABLE IF NOT EXISTS {_TABLE} ({_COLUMNS})"
+_SELECT = f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?"
 _FORGOTTEN = "what is measured is forgotten when this process ends"
 #: Of errors that another process, or a folder, is the cause of: no reason to remove the file.
 _NO_DAMAGE = ("lock", "readonly", "unable to open", "disk I/O", "disk is full", "out of memory", "interrupted")
@@ -48,7 +48,7 @@ _access = lock_over_forks()
 
 
 def folder() -> Path | None:
-    """Return the file's path: ``CONVGRAD_CACHE``, else in the user's cache folder; None if ``off`` or not found.
+    """Return the folder: ``CONVGRAD_CACHE``, else in the user's cache folder; None if that is ``off`` or not found.
 
     Equivalent to:
         >>> here = folder()
@@ -58,7 +58,7 @@ def folder() -> Path | None:
     return _folder(os.environ.get("CONVGRAD_CACHE", ""))
 
 
-@lru_cache
+@cache
 def _folder(named: str) -> Path | None:
     if named.lower() == "off":
         return None
@@ -69,13 +69,13 @@ def _folder(named: str) -> Path | None:
 
             named = str(user_cache_path("convgrad", appauthor=False))
         return Path(named).expanduser().absolute()
-    except (RuntimeError, OSError) as error:  # a home that nobody knows, a working folder that was removed
+    except (RuntimeError, OSError) as error:  # an unknown home, a working folder that was removed
         _warn(f"convgrad's store has no folder ({error}): {_FORGOTTEN}")
         return None
 
 
 def read(kind: str, key: str) -> Any | None:
-    """The value of a key, or None where there is none.
+    """Return the value of a key, or None where there is none.
 
     Equivalent to:
         >>> write("example", "k", {"ratio": 1.5, "names": ["a"]})
@@ -86,19 +86,18 @@ def read(kind: str, key: str) -> Any | None:
     """
     if (kind, key) in _unwritten:
         return json.loads(_unwritten[kind, key])
-    rows = _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ? AND key = ?", (kind, key))
-    return _intact(kind, rows).get(key)
+    return _intact(kind, _execute(f"{_SELECT} AND key = ?", kind, key)).get(key)
 
 
 def items(kind: str) -> dict[str, Any]:
-    """Every key of a kind with its value, in the order of the keys."""
-    found = _intact(kind, _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?", (kind,)))
-    found |= {key: json.loads(text) for (of, key), text in _unwritten.copy().items() if of == kind}
-    return dict(sorted(found.items()))
+    """Return every key of a kind with its value, in the order of the keys."""
+    result = _intact(kind, _execute(_SELECT, kind))
+    result |= {key: json.loads(text) for (of, key), text in _unwritten.copy().items() if of == kind}
+    return dict(sorted(result.items()))
 
 
 def write(kind: str, key: str, value: Any) -> None:
-    """Keep a value, in place of an older one.
+    """Store a value, in place of an older one.
 
     Args:
         kind: what sort of finding it is; a key belongs to its kind.
@@ -109,7 +108,7 @@ def write(kind: str, key: str, value: Any) -> None:
     """
     text = json.dumps(value)
     row = (kind, key, text, _checksum(kind, key, text.encode()))
-    if _execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?, ?, ?)", row, writes=True) is None:
+    if _execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?, ?, ?)", *row, writes=True) is None:
         _unwritten[kind, key] = text
     else:
         _unwritten.pop((kind, key), None)
@@ -121,35 +120,34 @@ def unwritten(kind: str) -> int:
 
 
 def obstacle() -> str:
-    """Why nothing can be written, tried out, without a warning; empty where it can be or the store is off."""
+    """Return why nothing can be written, tried out, without a warning; empty where it can be or the store is off."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _execute(f"DELETE FROM {_TABLE} WHERE 0", (), writes=True)
+        _execute(f"DELETE FROM {_TABLE} WHERE 0", writes=True)
     where = folder()
     return "" if where is None else _failed.get((where, True), "")
 
 
 def forget(kind: str) -> bool:
-    """Remove every value of a kind; whether that could be done."""
+    """Remove every value of a kind; return whether that could be done. Where there is none no file is made."""
     for unwritten in [k for k in _unwritten.copy() if k[0] == kind]:
         del _unwritten[unwritten]
-    # Of none there is nothing to remove, nor a file to make for it.
-    return not items(kind) or _execute(f"DELETE FROM {_TABLE} WHERE kind = ?", (kind,), writes=True) is not None
+    return not items(kind) or _execute(f"DELETE FROM {_TABLE} WHERE kind = ?", kind, writes=True) is not None
 
 
 @contextmanager
 def alone(wait: float = 0.0) -> Iterator[bool]:
     """Whether no other process (or thread) that shares the folder is inside such a block; held until the block ends.
 
-    The system opens SQLite's lock of the file when a process ends, however it ends. Where there are no locks everybody
-    is alone.
+    The system opens SQLite's lock of the file when a process ends, however it ends. Where there are no locks every
+    process is alone.
 
     Args:
         wait: seconds to wait until the others have left.
     """
     with ExitStack() as stack:
-        found, end = True, time.monotonic() + wait
-        try:
+        free, end = True, time.monotonic() + wait
+        with suppress(Exception):  # no SQLite, a file system without locks
             with loading:
                 import sqlite3
 
@@ -157,21 +155,19 @@ def alone(wait: float = 0.0) -> Iterator[bool]:
             if where is not None:
                 where.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=0, isolation_level=None)))
-                while not _taken(lock) and (found := time.monotonic() < end):
+                while not (free := _locked(lock)) and time.monotonic() < end:
                     time.sleep(_PAUSE)  # not in SQLite, which would go on when the user interrupts
-        except Exception:  # no SQLite, a file system without locks
-            found = True
-        yield found
+        yield free
     if wait:
         time.sleep(2 * _PAUSE)  # or others that wait would never have their turn
 
 
-def _taken(lock: Any) -> bool:
-    """Whether the connection has got SQLite's lock of its file."""
+def _locked(file: Any) -> bool:
+    """Lock the file of a connection; return whether no other process has it locked."""
     try:
-        lock.execute("BEGIN EXCLUSIVE")
+        file.execute("BEGIN EXCLUSIVE")
     except Exception as error:
-        return "locked" not in str(error)  # where there are no locks everybody is alone
+        return "locked" not in str(error)
     return True
 
 
@@ -181,53 +177,46 @@ def _checksum(kind: str, key: str, value: bytes) -> str:
 
 def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
     """Key -> value of the rows that are as they were written."""
-    found = {}
+    result = {}
     for raw_key, value, checksum in rows or ():
-        try:
+        with suppress(AttributeError, TypeError, ValueError):  # damage turns a text into any bytes, or into a number
             key = raw_key.decode()
             if checksum.decode() == _checksum(kind, key, value):
-                found[key] = json.loads(value)
-        except (AttributeError, TypeError, ValueError):  # damage may turn a text into any bytes, or into a number
-            continue
-    return found
+                result[key] = json.loads(value)
+    return result
 
 
-def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -> list[Any] | None:
+def _execute(statement: str, *arguments: str, writes: bool = False) -> list[Any] | None:
     """Return the rows that a statement yields; None where the file is not there or cannot be used."""
-    with _access:
-        return _execute_alone(statement, arguments, writes)
-
-
-def _execute_alone(statement: str, arguments: tuple[Any, ...], writes: bool) -> list[Any] | None:
-    """Return the rows that a statement yields, under the lock."""
     where = folder()
     if where is None or (where, writes) in _failed:
         return None
     file = where / _FILE
-    try:
-        import sqlite3
-
-        if writes:
-            where.mkdir(parents=True, exist_ok=True)
-        elif not file.exists():
-            return None
-    except (ImportError, OSError) as error:  # a Python without SQLite
-        return _give_up(where, writes, error)
-    try:
+    with _access:
         try:
-            return _on_file(file, statement, arguments, writes)
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of damaged names
-            if any(words in str(error) for words in _NO_DAMAGE):
-                raise
-            for name in (file, Path(f"{file}-journal")):
-                name.unlink(missing_ok=True)
-            _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
-            return _on_file(file, statement, arguments, writes) if writes else None
-    except (sqlite3.Error, OSError) as error:
-        return _give_up(where, writes, error)
+            import sqlite3
+
+            if writes:
+                where.mkdir(parents=True, exist_ok=True)
+            elif not file.exists():
+                return None
+            try:
+                return _on_file(file, statement, arguments, writes)
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of damaged names
+                if any(words in str(error) for words in _NO_DAMAGE):
+                    raise
+                for name in (file, Path(f"{file}-journal")):
+                    name.unlink(missing_ok=True)
+                _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
+                return _on_file(file, statement, arguments, writes) if writes else None
+        except Exception as error:  # of SQLite, of the file; or a Python without SQLite
+            _failed[where, writes] = str(error)
+            lost = _FORGOTTEN if writes else "what was measured cannot be read"
+            _warn(f"convgrad's store {where} cannot be used ({error}): {lost}")
+            return None
 
 
-def _on_file(file: Path, statement: str, arguments: tuple[Any, ...], writes: bool) -> list[Any]:
+def _on_file(file: Path, statement: str, arguments: tuple[str, ...], writes: bool) -> list[Any]:
     import sqlite3
 
     with closing(sqlite3.connect(file, timeout=_WAIT, isolation_level=None)) as connection:
@@ -241,12 +230,6 @@ def _on_file(file: Path, statement: str, arguments: tuple[Any, ...], writes: boo
             if "no such table" in str(error):  # another version's file, without rows of ours
                 return []
             raise
-
-
-def _give_up(where: Path, writes: bool, error: Exception) -> None:
-    _failed[where, writes] = str(error)
-    lost = _FORGOTTEN if writes else "what was measured cannot be read"
-    _warn(f"convgrad's store {where} cannot be used ({error}): {lost}")
 
 
 def _warn(message: str) -> None:

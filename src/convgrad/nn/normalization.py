@@ -1,9 +1,4 @@
-"""Batch normalization modules: torch's own, with convgrad's training on a CPU.
-
-It is here because it is most of what is left of a convolutional net's training step after the convolutions. All but a
-plain call with the statistics of the batch is torch's: evaluation, compilers, transforms, modes, subclasses of Tensor,
-small inputs.
-"""
+"""Normalization by the statistics of the batch, and the activation that reads its result, in one kernel of ``csrc``."""
 
 from __future__ import annotations
 
@@ -27,16 +22,12 @@ from .._compat import (
     forward_ad_active,
     function_modes,
     functorch_active,
-    fx_tracing,
     has_storage,
     jit_tracing,
     saved_tensors_hooks,
 )
 from ..backends import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .deferred import Deferred, describes, watching
-from .tracing import leaf_of_fx, refuse_scripting
-
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
 _KINDS = (Tensor, Parameter)
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -63,34 +54,20 @@ def _format(input: Tensor) -> torch.memory_format:
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 
-def is_plain(input: Any) -> bool:
-    """Whether the kernels take such an input, apart from its size and layout."""
+def kernels_take(input: Any, by_image: bool = False) -> bool:
+    """Whether the kernels compute an input with the statistics of the batch, or of each image."""
+    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
+        return False  # a small input before all else, because its layer has the least time to lose
     return (
-        not _is_dynamo_compiling()
-        and input.__class__ in _KINDS
-        and ((input.is_cpu and _plain()) or describes(input) is not None)
+        ((input.is_cpu and _plain()) or describes(input) is not None)
         and input.layout is torch.strided
         and input.dim() > 2
         and native_norm_takes(input.dtype)
         and not _is_odd(input)
-    )
-
-
-def _is_ours(input: Any) -> bool:
-    """Whether the kernels compute an input with the statistics of the batch."""
-    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
-        return False  # a small input before all else, because its layer has the least time to lose
-    return (
-        is_plain(input)
-        and input.is_contiguous(memory_format=(layout := _format(input)))
-        and norm_gains(input.shape, input.itemsize, layout is not torch.contiguous_format)
+        and (by_image or input.is_contiguous(memory_format=_format(input)))
+        and norm_gains(input.shape, input.itemsize, not by_image and not input.is_contiguous(), by_image)
         and input.numel() > input.shape[1]  # otherwise torch's error
     )
-
-
-def _gains(input: Tensor, reader: str | None) -> bool:
-    """Whether a whole step gains: in channels_last only by the activation."""
-    return reader != "" or input.is_contiguous()
 
 
 def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
@@ -109,49 +86,6 @@ def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
     return not given or given[0].dtype is input.dtype or (given[0].dtype is torch.float32 and input.itemsize == 2)
 
 
-class _BatchNorm:
-    """The forward of the three classes."""
-
-    def forward(self: Any, input: Any) -> Any:
-        """Apply the module."""
-        if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
-            return traced
-        by_batch = self.training or (self.running_mean is None and self.running_var is None)
-        if not (by_batch and self.eps > 0 and _is_ours(input)):
-            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        reader = expected_reader(self)
-        weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
-        if not (_gains(input, reader) and fit(input, (weight, bias, mean, var))):
-            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        self._check_input_dim(input)
-        momentum = self.momentum
-        if not self.track_running_stats:
-            mean = var = None
-        elif self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
-        return compute(self, reader, input, weight, bias, mean, var, momentum or 0.0, self.eps)
-
-    __prepare_scriptable__ = refuse_scripting
-
-
-def batch_norm(
-    module: Any, input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be.
-
-    Args:
-        module: the module whose forward calls it.
-    """
-    if training and eps > 0 and _is_ours(input):
-        reader, parameters = expected_reader(module), (weight, bias, running_mean, running_var)
-        if _gains(input, reader) and fit(input, parameters):
-            return compute(module, reader, input, *parameters, momentum, eps)
-    return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
 # ---- the reader of the result --------------------------------------------------------------------
 
 #: Module -> the activation that read its result last; "" where something else did, and then it is computed at once.
@@ -160,10 +94,18 @@ _readers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 def has_hooks(module: Any) -> bool:
     """Return whether hooks see the output of a module, but for those with an attribute ``reads_nothing``."""
-    if hooks_of_all._global_backward_hooks or hooks_of_all._global_backward_pre_hooks:
-        return True
-    groups = module._forward_hooks, hooks_of_all._global_forward_hooks, hooks_of_all._global_forward_pre_hooks
-    return any(not hasattr(hook, "reads_nothing") for hooks in groups for hook in hooks.values())
+    return _reads(module._forward_hooks) or has_global_hooks()
+
+
+def has_global_hooks() -> bool:
+    """Return whether hooks see the inputs or outputs of all modules, but for those with ``reads_nothing``."""
+    of_all = hooks_of_all
+    backward = of_all._global_backward_hooks or of_all._global_backward_pre_hooks
+    return bool(backward) or _reads(of_all._global_forward_hooks) or _reads(of_all._global_forward_pre_hooks)
+
+
+def _reads(hooks: dict[int, Any]) -> bool:
+    return any(not hasattr(hook, "reads_nothing") for hook in hooks.values())
 
 
 def expected_reader(module: Any) -> str | None:
@@ -427,32 +369,3 @@ _GRADIENTS: dict[str, Any] = {
     "silu": _silu_gradient,
     "hardswish": _aten.hardswish_backward,
 }
-
-_DOCSTRING = """``torch.nn.{name}``, computed by convgrad {where}.
-
-    Shape:
-        {shape} -> the same
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> ours, theirs = convgrad.nn.{name}(8), torch.nn.{name}(8)
-        >>> x = torch.randn({x})
-        >>> torch.allclose(ours(x), theirs(x), atol=1e-5), repr(ours) == repr(theirs)
-        (True, True)
-    """
-
-
-def document(module: Any, where: str, shape: str, x: str) -> None:
-    """Give a module its docstring."""
-    module.__doc__ = _DOCSTRING.format(name=module.__name__, where=where, shape=shape, x=x)
-
-
-# fmt: off
-class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d): ...
-class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d): ...
-class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d): ...
-# fmt: on
-
-document(BatchNorm1d, "in training on a CPU", "(N, C) or (N, C, L)", "2, 8, 4096")
-document(BatchNorm2d, "in training on a CPU", "(N, C, H, W)", "2, 8, 64, 64")
-document(BatchNorm3d, "in training on a CPU", "(N, C, D, H, W)", "2, 8, 8, 16, 32")

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from convgrad.engine import ab_timer as timing
-from convgrad.engine.ab_timer import Comparison, compare, conditions, median_interval
+from convgrad.engine.measure import Comparison, compare, conditions, environment, median_interval, timer
 
 
 def test_interval_of_too_few_values_is_everything():
@@ -76,7 +75,7 @@ def test_compare_sees_a_difference_and_alternates():
 def test_in_turn_holds_what_a_round_returns():
     made = [[torch.ones(1)], [torch.ones(1)], [torch.ones(1)]]
     alive = [weakref.ref(one[0]) for one in made]
-    call = timing.in_turn({"a": [one.pop for one in made]})["a"]
+    call = timer.in_turn({"a": [one.pop for one in made]})["a"]
     for _ in made:
         call()
     assert all(ref() is not None for ref in alive)
@@ -85,7 +84,7 @@ def test_in_turn_holds_what_a_round_returns():
 def test_in_turn_each_call_takes_other_operands_than_any_before_it():
     """With a turn for each, the second finds in the cache what the first has just read: up to 1.4x as fast."""
     seen: list[int] = []
-    calls = timing.in_turn({name: [partial(seen.append, i) for i in range(3)] for name in "ab"})
+    calls = timer.in_turn({name: [partial(seen.append, i) for i in range(3)] for name in "ab"})
     for name in "abababba":
         calls[name]()
     assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
@@ -135,7 +134,7 @@ def test_compare_refuses_an_unknown_baseline(calls):
 
 KEEP = """
 import resource, torch
-from convgrad.engine.ab_timer import keep_memory, memory_kept
+from convgrad.engine.measure.environment import keep_memory, memory_kept
 def fill(): torch.empty(48 << 20, dtype=torch.uint8).fill_(1)
 def faults():
     for _ in range(3): fill()
@@ -158,11 +157,11 @@ def test_keep_memory_stops_page_faults():
 
 
 def test_memory_kept_reads_the_environment(monkeypatch):
-    monkeypatch.setattr(timing, "_kept", False)
-    assert not timing.memory_kept()
+    monkeypatch.setattr(environment, "_kept", False)
+    assert not environment.memory_kept()
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "2147479551")
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "2147479551")
-    assert timing.memory_kept()
+    assert environment.memory_kept()
 
 
 def test_conditions_name_what_matters():
@@ -199,9 +198,9 @@ class Card:
 
         patch.setattr(torch, "Event", Event)
         patch.setattr(torch.accelerator, "synchronize", self.synchronize)
-        patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.host))
-        patch.setattr(timing._Flush, "read", lambda _: self.enqueue(5e-6, self.READ, 256e6))
-        patch.setattr(timing._Flush, "nothing", lambda _: self.enqueue(5e-6, 0.0, 4))
+        patch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: self.host))
+        patch.setattr(timer._Flush, "read", lambda _: self.enqueue(5e-6, self.READ, 256e6))
+        patch.setattr(timer._Flush, "nothing", lambda _: self.enqueue(5e-6, 0.0, 4))
 
     def synchronize(self, device: torch.device) -> None:
         self.host = max(self.host, self.free)
@@ -240,8 +239,8 @@ def test_nothing_is_written_back_within_the_next_call(monkeypatch: pytest.Monkey
 
 def test_a_call_without_a_kernel_takes_what_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
-    assert timing.empty_launch("meta") == pytest.approx(card.GAP)
-    assert card.compare(nothing=lambda: None)("nothing") == timing._LEAST_ON_DEVICE
+    assert timer.empty_launch("meta") == pytest.approx(card.GAP)
+    assert card.compare(nothing=lambda: None)("nothing") == timer._LEAST_ON_DEVICE
 
 
 def test_flushes_are_part_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calculus import sum_of_bias
-from ..problem import ConvProblem, Outputs, passes_of
-from .ab_timer import in_turn
-from .steps import SLOTS, Step, bind_step, slots_of
+from ...calculus import sum_of_bias
+from ...problem import ConvProblem, Outputs, passes_of
+from ..steps import SLOTS, Step, bind_step, slots_of
+from .timer import in_turn
 
 _COLD_BYTES = 64 << 20  # of operands and results, more than a cache holds
 _MOST_SETS = 64

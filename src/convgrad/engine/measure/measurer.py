@@ -19,27 +19,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from typing import Any
 
 import torch
 
-from .._compat import dispatch_modes, jit_tracing, out_of_memory, warn_user
-from ..backends import Backend
-from ..problem import ConvProblem, Outputs, passes_of
-from ..settings import capturing, measuring_share
+from ..._compat import dispatch_modes, jit_tracing, out_of_memory, warn_user
+from ...backends import Backend
+from ...problem import ConvProblem, Outputs, passes_of
+from ...settings import capturing, determinism_demanded, measuring, measuring_share
+from ..cache import invalidate
+from ..events import thread
+from ..registry import backends, computed_at_once
+from ..steps import Step, bind_step, slots_of
 from . import store
-from .ab_timer import Comparison, call_seconds, compare, second_call
-from .cache import invalidate
 from .environment import environment, kind_of_machine
-from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
-from .proposals import not_timed
-from .registry import backends, computed_at_once
-from .steps import Step, bind_step, slots_of
+from .timer import Comparison, call_seconds, compare, second_call
 from .trials import trials
 
 _HOPELESS = 2.0  # times the best
@@ -102,6 +101,15 @@ def worth_measuring(problem: ConvProblem, device: torch.device, known: Measureme
     return not (jit_tracing() is not None or dispatch_modes() or torch.compiler.is_compiling())
 
 
+def not_timed(device: torch.device) -> str:
+    """Return why a proposal may not be timed on a device now; empty where it may."""
+    if determinism_demanded(device):
+        return "under deterministic algorithms nothing is timed"
+    if measuring[0] == 0:
+        return "measure(False) forbids timing"
+    return "in a capture nothing is timed" if device.type == "cuda" and capturing() else ""
+
+
 def _affordable(amount: float, share: float, proposed: bool = False) -> bool:
     """Whether measuring may take so many seconds now, if it may take this share of the running time."""
     if share == inf:
@@ -132,10 +140,10 @@ def look_again(kernel: Callable[..., Any], device: torch.device) -> Callable[...
 def measure_now(
     problem: ConvProblem, outputs: Outputs, device: torch.device, *, force: bool = False
 ) -> Measurement | None:
-    """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
+    """Measure a problem if there is time for it and no other process is measuring; None where it was not measured.
 
     Args:
-        force: whatever the settings and the time say, and wait for others: somebody asked for it.
+        force: whatever the settings and the time say, and wait for others: the user asked for it.
     """
     share = inf if force else measuring_share(device)
     return _now(problem, outputs, device, partial(_measured, problem, outputs, device), share, force=force)
@@ -151,32 +159,38 @@ def _now(
     proposed: bool = False,
     force: bool = False,
 ) -> Measurement | None:
-    """Measure if it may take this share of the running time, and no capture, thread or process is in the way."""
+    """Measure if it may take this share of the running time, unless another process has measured it a moment ago."""
     every = share == inf  # also one of which a similar one was measured
-    if not _affordable(0.0, share, proposed):
-        return None
     key = key_of(problem if every else similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
-    if (device.type == "cuda" and capturing()) or not _state.lock.acquire(blocking=every):
-        return None
+    with suppress(RuntimeError, MemoryError), _alone(device, share, proposed) as alone:  # no memory for the operands
+        if not alone:
+            return None
+        first, _state.measured[key] = key not in _state.measured, time.perf_counter()
+        known = find(problem, outputs, device, fresh=True) if first and not force else None
+        return known if known is not None and (known.same or not every) else measure()
+    return None
+
+
+@contextmanager
+def _alone(device: torch.device, share: float, proposed: bool = False) -> Iterator[bool]:
+    """Tell the block whether it may measure, and count its time.
+
+    It may if that takes no more than this share of the running time, and no capture, thread or process is in the way.
+    """
+    capture = device.type == "cuda" and capturing()
+    if capture or not _affordable(0.0, share, proposed) or not _state.lock.acquire(blocking=share == inf):
+        yield False
+        return
     start, outer = time.perf_counter(), _state.busy
     try:
         if outer:  # a candidate that calls the library
-            return None
-        _state.busy = True
-        with store.alone(_TURN if every else 0.0) as alone:
-            if not alone:
-                return None
-            if not force and key not in _state.measured:  # somebody else may have measured it a moment ago
-                known = find(problem, outputs, device, fresh=True)
-                if known is not None and (known.same or not every):
-                    _state.measured[key] = start
-                    return known
-            _state.measured[key] = start
-            return measure()
-    except (RuntimeError, MemoryError):  # no memory for the operands
-        return None
+            yield False
+        else:
+            _state.busy = True
+            with store.alone(_TURN if share == inf else 0.0) as alone:
+                yield alone
     finally:
         _state.busy = outer
         _state.spent += time.perf_counter() - start
@@ -186,18 +200,19 @@ def _now(
 def confirmed(kernel: Callable[..., Any], problem: ConvProblem, step: Step, device: torch.device) -> Callable[..., Any]:
     """Return the kernel of a step that a rule proposed, which is timed against ATen's once, on its first operands.
 
-    What comes out is a measurement, which is stored, and all choices are made anew. Where nothing may be timed ATen
+    The result is a measurement, which is stored, and all choices are made anew. Where nothing may be timed ATen
     computes, until it may.
     """
     steps = {"aten": (step._replace(backend=backends()["aten"]),), label(step.backend): (step,)}
     atens, faster = bind_step(problem, steps["aten"][0]), list[bool]()
 
     def run(*args: Any) -> Any:
-        if not faster and not (not_timed(device) or _state.busy):
-            with suppress(Exception):  # where it raises, that is what the measurement finds
-                kernel(*args)  # compiles, which is no part of the time that measuring may take
+        def measure() -> Measurement | None:
+            _compile(partial(kernel, *args))
             given = dict(zip(slots_of(step.outputs), args, strict=False))
-            measure = partial(_compared, problem, step.outputs, device, steps, given)
+            return _compared(problem, step.outputs, device, steps, given)
+
+        if not faster and not (not_timed(device) or _state.busy):
             known = _now(problem, step.outputs, device, measure, _PROPOSED_SHARE, proposed=True)
             if known is not None:
                 faster.append(known.ranked()[0][0] != "aten")
@@ -207,39 +222,43 @@ def confirmed(kernel: Callable[..., Any], problem: ConvProblem, step: Step, devi
     return run
 
 
+def _compile(call: Callable[[], object]) -> None:
+    """Make a call whose time does not count as time of measuring; where it raises, the next one does, too."""
+    start = time.perf_counter()
+    with suppress(Exception):
+        call()
+    _state.spent -= time.perf_counter() - start
+
+
 #: (problem, device) -> whether a fused kernel is faster; emptied when full.
 _fused: dict[tuple[ConvProblem, torch.device], bool] = {}
-_FUSED, _MOST_FUSED = "fused", 4096
+_FUSED, _MOST_FUSED = "fusion", 4096
 
 
 def fusion_gains(
     problem: ConvProblem, device: torch.device, apart: Callable[[], object], fused: Callable[[], object]
 ) -> bool:
     """Return whether one call is faster than another for the same: timed once and stored, as what a rule proposes."""
-    known = _fused.get((problem, device))
-    if known is not None:
-        return known
+    if (problem, device) in _fused:
+        return _fused[problem, device]
     key = f"{environment(device)} | {similar(problem)}"
-    found = store.read(_FUSED, key)
-    if found is None and not not_timed(device) and _affordable(0.0, _PROPOSED_SHARE, proposed=True):
-        with store.alone() as alone, torch.no_grad():
-            if not alone:
-                return False
-            try:
-                second_call(fused, device)  # compiles, which is no part of the time that measuring may take
-                start = time.perf_counter()
-                calls = {"apart": apart, "fused": fused}
-                seen = compare(calls, "apart", seconds=_SECONDS, device=device, tie=_TIE, host=True)
-                _state.spent += time.perf_counter() - start
-                found = {"gains": seen.at_least("fused") > 1}
-                store.write(_FUSED, key, found)
-            except Exception:  # no memory, or it cannot be compiled: not in this process
-                found = {"gains": False}
-    if found is None:
+    gains = store.read(_FUSED, key)
+    if gains is None and not not_timed(device):
+        with _alone(device, _PROPOSED_SHARE, proposed=True) as alone, torch.no_grad():
+            if alone:
+                _compile(fused)
+                try:
+                    calls = {"apart": apart, "fused": fused}
+                    seen = compare(calls, "apart", seconds=_SECONDS, device=device, tie=_TIE, host=True)
+                    gains = seen.at_least("fused") > 1
+                    store.write(_FUSED, key, gains)
+                except Exception:  # no memory, or it cannot be compiled: not in this process
+                    gains = False
+    if gains is None:
         return False
     if len(_fused) >= _MOST_FUSED:
         _fused.clear()
-    return _fused.setdefault((problem, device), bool(found["gains"]))
+    return _fused.setdefault((problem, device), gains)
 
 
 # ---- candidates ------------------------------------------------------------------------------------
@@ -314,7 +333,7 @@ def _compared(
         thread.in_backend = recorded
     if not times:
         return None
-    return add(problem, outputs, device, Measurement({w: [t] for w, t in times.items()}, wrong | raised))
+    return add(problem, outputs, device, Measurement({w: (t,) for w, t in times.items()}, wrong | raised))
 
 
 def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:

@@ -1,6 +1,6 @@
 """Measurements of problems on this machine: reading them, merging new ones, and the choice that follows.
 
-A **way** to compute some outputs is the names of backends: one, for a single pass or for several outputs in one sweep;
+A **way** to compute some outputs is the names of backends: one, for a single pass or for several outputs in one call;
 or one for each pass, joined by commas. Times are relative to the first way of a measurement (ATen's, where it can), for
 these survive a machine that was shared; each further measurement adds one, and the median decides.
 """
@@ -8,7 +8,6 @@ these survive a machine that was shared; each further measurement adds one, and 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -19,78 +18,52 @@ from typing import Any
 
 import torch
 
-from ..backends import Backend
-from ..foreign import read_as
-from ..problem import ConvProblem, Output, Outputs, passes_of
-from ..settings import measured
-from ..sizes import output_length
-from . import store, table
+from ...backends import Backend
+from ...foreign import read_as
+from ...problem import ConvProblem, Output, Outputs, passes_of
+from ...settings import measured
+from ...sizes import output_length
+from .. import table
+from ..registry import backends, computed_at_once
+from . import store
 from .environment import environment, kind_of_machine
-from .registry import backends, computed_at_once
 
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
-_KEPT = 7  # of each way's times, the newest
+_MOST_TIMES = 7  # of each way, the newest
 _KIND = "choice"
 #: A way must be this much faster than the first one to be taken instead: less is noise.
 _CLEAR = 0.98
-_HIGH_SIDE = re.compile(r"(?<=\d):-?\d+")
-
-
 _LONGEST = 2000  # characters of a text
-
-
-@dataclass(kw_only=True)
-class _Stored:
-    """A measurement as the store has it."""
-
-    times: dict[str, tuple[float, ...]]
-    wrong: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.times or not all(found and min(found) > 0 for found in self.times.values()):
-            raise ValueError("a measurement has no times, or one that is not above 0")
-        if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values())):
-            raise ValueError(f"a measurement has a text of more than {_LONGEST} characters")
-
-
-@dataclass(kw_only=True)
-class _Exported(_Stored):
-    """An item of what `exported` returns."""
-
-    machine: str
-    outputs: str
-    problem: str
 
 
 @dataclass
 class Measurement:
     """The times of each way, relative to the first one's, newest last; and the ways that were wrong."""
 
-    times: dict[str, list[float]] = field(default_factory=dict)
+    times: dict[str, tuple[float, ...]] = field(default_factory=dict)
     #: Way -> what was wrong with its result, or that it raised; never taken.
     wrong: dict[str, str] = field(default_factory=dict)
-    #: It is of this problem; otherwise of one like it.
-    same: bool = field(default=True, compare=False)
-    #: It has every kernel that a user registered to be measured.
-    complete: bool = field(default=True, compare=False)
 
-    @classmethod
-    def of(cls, value: Any) -> Measurement:
-        """Read what `to_json` wrote.
+    # Of one that was looked up, and no part of what is stored: it is of this problem, not of one like it; it has every
+    # kernel that a user registered to be measured.
+    same = True
+    complete = True
+
+    def checked(self) -> Measurement:
+        """Return it if another program may have written it.
 
         Raises:
-            ValueError: it is no measurement.
+            ValueError: it is not a valid measurement.
         """
-        return cls.stored(read_as(_Stored, value, "a measurement"))
-
-    @classmethod
-    def stored(cls, value: _Stored) -> Measurement:
-        """Return the measurement of what was read."""
-        return cls({way: [float(t) for t in found] for way, found in value.times.items()}, value.wrong)
+        if not self.times or not all(times and min(times) > 0 for times in self.times.values()):
+            raise ValueError("a measurement has no times, or one that is not above 0")
+        if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values())):
+            raise ValueError(f"a measurement has a text of more than {_LONGEST} characters")
+        return self
 
     def to_json(self) -> dict[str, Any]:
-        times = {way: [float(f"{t:.4g}") for t in found] for way, found in self.times.items()}
+        times = {way: [float(f"{t:.4g}") for t in times] for way, times in self.times.items()}
         return {"times": times, **({"wrong": self.wrong} if self.wrong else {})}
 
     def merged(self, newer: Measurement) -> Measurement:
@@ -98,10 +71,9 @@ class Measurement:
         other_base = next(iter(self.times), "") != next(iter(newer.times), "")  # relative to something else
         if other_base or _differ(self.times, _versions(newer.times)):
             return newer
-        ways = dict.fromkeys((*self.times, *newer.times))
-        times = {way: [*self.times.get(way, ()), *newer.times.get(way, ())][-_KEPT:] for way in ways}
-        wrong = {**self.wrong, **newer.wrong}
-        return Measurement({way: t for way, t in times.items() if way not in wrong}, wrong)
+        ways, wrong = dict.fromkeys((*self.times, *newer.times)), self.wrong | newer.wrong
+        times = {w: (*self.times.get(w, ()), *newer.times.get(w, ()))[-_MOST_TIMES:] for w in ways if w not in wrong}
+        return Measurement(times, wrong)
 
     @property
     def count(self) -> int:
@@ -119,7 +91,7 @@ class Measurement:
         return sorted(medians.items(), key=lambda item: item[1] * (_CLEAR if item[0] == first else 1))
 
     def reason(self, way: str) -> str:
-        """Why this way is taken, as a sentence."""
+        """Return why this way is taken, as a sentence."""
         medians, first = dict(self.ranked()), next(iter(self.times))
         others = [w for w in medians if w != way]
         often = {1: "once", 2: "twice"}.get(self.count, f"{self.count} times")
@@ -138,7 +110,7 @@ def _in_words(way: str) -> str:
 
 
 def label(backend: Backend) -> str:
-    """Return the plan key of a backend: its name, and the version of its kernel where it has one."""
+    """Return what a way calls a backend: its name, and the version of its kernel where it has one."""
     return f"{backend.name}@{backend.version}" if backend.version else backend.name
 
 
@@ -153,12 +125,9 @@ def _differ(ways: Iterable[str], versions: Mapping[str, str]) -> bool:
 
 
 def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about: bool = False) -> str:
-    """Everything that changes the answer, as text."""
-    # A gradient of the bias beside them costs every way about the same.
-    named = "+".join(passes_of(outputs))
+    """Return everything that changes the answer, as text; the gradient of a bias costs every way about the same."""
     unnamed = problem.replace(name="") if problem.name else problem
-    text = _HIGH_SIDE.sub("", str(unnamed))  # follows from the output size, and was not written once
-    return f"{where} | {'about ' if about else ''}{named} | {text}"
+    return f"{where} | {'about ' if about else ''}{'+'.join(passes_of(outputs))} | {unnamed}"
 
 
 @lru_cache(256)
@@ -208,7 +177,7 @@ def _unmeasured(known: Measurement) -> list[Backend]:
 
 
 def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
-    """Keep a further measurement, of the problem and of those like it; what is known now."""
+    """Add a measurement to those of the problem and to those of the ones like it; return what is known now."""
     where = environment(device)
     found = _merge(key_of(problem, outputs, where), new, where)
     _merge(key_of(similar(problem), outputs, where, about=True), new, where)
@@ -218,7 +187,6 @@ def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measu
 
 
 def _merge(key: str, new: Measurement, where: str) -> Measurement:
-    """Merge a measurement into what the store holds under a key."""
     found = _read(store.read(_KIND, key))  # not of the snapshot: another process may have measured it too
     if any(label(b) in new.times for b in _unmeasured(found)):
         found = Measurement()  # it compared others
@@ -230,9 +198,9 @@ def _merge(key: str, new: Measurement, where: str) -> Measurement:
 
 
 def _read(value: Any) -> Measurement:
-    """A value of the store; no times where there is none, or another version's."""
+    """Return a value of the store; one without times where there is none, or another version's."""
     try:
-        return Measurement.of(value)
+        return read_as(Measurement, value, "a measurement").checked()
     except ValueError:
         return Measurement()
 
@@ -240,19 +208,28 @@ def _read(value: Any) -> Measurement:
 # ---- all of them -----------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True)
+class _Exported(Measurement):
+    """An item of what `exported` returns."""
+
+    machine: str
+    outputs: str
+    problem: str
+
+
 def entries() -> dict[str, Any]:
-    """Every measurement that the store holds, of other machines too; what another version wrote may be none."""
+    """Return every measurement that the store holds, of other machines too."""
     items = store.items(_KIND).items()
     return {key: value for key, value in items if key.count(" | ") == 2 and _read(value).times}
 
 
 def unwritten() -> int:
-    """The number of measurements that could not be stored and end with this process."""
+    """Return the number of measurements that could not be stored and end with this process."""
     return store.unwritten(_KIND)
 
 
 def forget() -> int:
-    """Remove every measurement; of how many problems there were some."""
+    """Remove every measurement; return of how many problems there were some."""
     reload()
     count = sum(summary().values())
     return count if store.forget(_KIND) else 0
@@ -270,17 +247,9 @@ def summary(keys: Iterable[str] | None = None) -> dict[str, int]:
 
 
 def exported() -> list[dict[str, Any]]:
-    """Every measurement as plain data, for another machine of the same kind."""
-    rows = ((key.split(" | "), value) for key, value in entries().items())
-    return [{"machine": where, "outputs": outputs, "problem": _whole(p), **v} for (where, outputs, p), v in rows]
-
-
-def _whole(text: str) -> str:
-    """The text of a problem as it is written today, from that in a key."""
-    try:
-        return str(ConvProblem.parse(text))
-    except ValueError:  # another version's
-        return text
+    """Return every measurement as plain data, for another machine of the same kind."""
+    return [dict(zip(("machine", "outputs", "problem"), key.split(" | "), strict=True), **value)
+            for key, value in entries().items()]  # fmt: skip
 
 
 def imported(rows: Any) -> tuple[int, int]:
@@ -297,13 +266,13 @@ def imported(rows: Any) -> tuple[int, int]:
             raise ValueError(f"choices have a text of more than {_LONGEST} characters")
         outputs: Any = named.removeprefix("about ").split("+")
         key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
-        if key != f"{where} | {named} | {_HIGH_SIDE.sub('', text)}" or key.count(" | ") != 2 or not key.isprintable():
+        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         for way in row.times:
             names = [part.split("@")[0] for part in way.split(", ")]
             if never.intersection(names) or len(names) not in (1, len(outputs)) or not way.isprintable():
                 raise ValueError(f"{way!r} is no choice for {named} of {text}")
-        found[key] = Measurement.stored(row)
+        found[key] = row.checked()
     for key, new in found.items():
         if _read(store.read(_KIND, key)).count < new.count:
             store.write(_KIND, key, new.to_json())

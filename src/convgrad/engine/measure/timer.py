@@ -9,24 +9,20 @@ call, and without what a launch that does nothing takes.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import platform
 import statistics
-import sys
 import time
 import timeit
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import cycle, takewhile
+from functools import partial
+from itertools import cycle
 from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..tables import counted
+from .environment import memory_kept
 
 T = TypeVar("T")
 
@@ -82,23 +78,23 @@ class Comparison:
         return "\n".join(line + faster.get(name, "") for name, line in lines.items())
 
     def median(self, name: str) -> float:
-        """Seconds per call: the median over rounds, whatever the others took in them."""
+        """Return the seconds per call: the median over rounds, whatever the others took in them."""
         return statistics.median(self.samples[name])
 
     def seconds(self, name: str) -> float:
-        """Seconds per call in a round in which the baseline takes its median: that median over the speed-up.
+        """Return the seconds per call where the baseline takes its median: that median over the speed-up.
 
         Medians alone have another quotient than the ratios inside the rounds, wherever the machine drifts.
         """
         return self.median(self.baseline) / self.speedup(name).value
 
     def speedup(self, name: str) -> Ratio:
-        """The speedup of ``name`` over the baseline: the median over rounds of baseline / name."""
+        """Return the speedup of ``name`` over the baseline: the median over rounds of baseline / name."""
         ratios = self._ratios(name)
         return Ratio(statistics.median(ratios), *median_interval(ratios))
 
     def at_least(self, name: str) -> float:
-        """The speedup that is certain: the interval's lower end, or the worst of too few rounds."""
+        """Return the speedup that is certain: the interval's lower end, or the worst of too few rounds."""
         ratios = self._ratios(name)
         return max(median_interval(ratios)[0], min(ratios))
 
@@ -107,20 +103,20 @@ class Comparison:
 
         Of too few rounds for an interval, those in which all others always take much longer are enough.
         """
-        best = self.samples[min(self.samples, key=self.median)]
-        for own in self.samples.values():
-            ratios = [mine / least for mine, least in zip(own, best, strict=True)]
+        best = min(self.samples, key=self.median)
+        for other in {*self.samples} - {best}:
+            ratios = self._ratios(best, other)
             low, high = median_interval(ratios)
-            if own is not best and not (low > 1 or high < tie or min(ratios) > _MUCH):
+            if not (low > 1 or high < tie or min(ratios) > _MUCH):
                 return False
         return True
 
-    def _ratios(self, name: str) -> list[float]:
-        return [base / own for base, own in zip(self.samples[self.baseline], self.samples[name], strict=True)]
+    def _ratios(self, name: str, base: str | None = None) -> list[float]:
+        return [b / own for b, own in zip(self.samples[base or self.baseline], self.samples[name], strict=True)]
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval that holds the median of the distribution from which ``values`` were drawn, at 95 % confidence.
+    """Return the interval that holds the median of the distribution of ``values``, at 95 % confidence.
 
     The k-th smallest and k-th largest of n values miss the median with probability 2 P(Binomial(n, 1/2) < k);
     k is the largest for which that is small enough. Too few values give (-inf, inf): nothing is known.
@@ -197,23 +193,19 @@ def compare(
 
 
 def in_turn(ways: Mapping[str, Sequence[Callable[[], T]]]) -> dict[str, Callable[[], T]]:
-    """One callable for the several of each way, which do the same with other operands, the same ones for each way.
+    """Return one callable for the several of each way, which do the same with other operands.
 
-    Whichever way is called takes the next ones: with a turn of its own, each would find in a cache what the way before
-    it has just read. What was returned is held until as many others were, or results would lie in a cache.
+    Any way that is called takes the next operands: with a turn of its own, each would find in a cache what the way
+    before it has just read. A result is held until as many others were returned, or results would lie in a cache.
     """
     count = len(next(iter(ways.values())))
     turns, held = cycle(range(count)), deque[object](maxlen=count)
 
-    def one(calls: Sequence[Callable[[], T]]) -> Callable[[], T]:
-        def call() -> T:
-            result = calls[next(turns)]()
-            held.append(result)
-            return result
+    def call(calls: Sequence[Callable[[], T]]) -> T:
+        held.append(result := calls[next(turns)]())
+        return result
 
-        return call
-
-    return {name: one(calls) for name, calls in ways.items()}
+    return {name: partial(call, calls) for name, calls in ways.items()}
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -238,15 +230,13 @@ def _timer(call: Callable[[], object], flush: _Flush | None, host: bool) -> Call
     if flush is None:
         clock = timeit.Timer("call()", timer=time.perf_counter, globals={"call": call})
         return lambda n: clock.timeit(n) / n
-
-    expected = [0.0]
+    expected = 0.0
 
     def on_device(n: int) -> float:
-        if not expected[0]:
-            _, expected[0] = flush.times(call, 1, 0.0)
-        took, enqueued = flush.times(call, n, expected[0])
-        expected[0] = enqueued
-        return max(took - flush.empty, _LEAST_ON_DEVICE, enqueued if host else 0.0)
+        nonlocal expected
+        expected = expected or flush.times(call, 1, 0.0)[1]
+        took, expected = flush.times(call, n, expected)
+        return max(took - flush.empty, _LEAST_ON_DEVICE, expected if host else 0.0)
 
     return on_device
 
@@ -305,79 +295,10 @@ def empty_launch(device: torch.device | str) -> float:
 
 
 def _warm_up(timer: Callable[[int], float], seconds: float) -> float:
-    """Seconds per call, roughly, from as many calls as fit into ``seconds``, but at least two."""
+    """Return the seconds per call, roughly, from as many calls as fit into ``seconds``, but at least two."""
     timer(1)  # the first call allocates, compiles, plans: it tells nothing
-    best, stop = timer(1), time.perf_counter() + seconds
-    settling = 10 if memory_kept() and best < 0.1 else 0  # see `keep_memory`
-    while time.perf_counter() < stop or settling > 0:
-        best = min(best, timer(1))
-        settling -= 1
-    return max(best, 1e-9)
-
-
-# ---- memory -------------------------------------------------------------------------------------
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's malloc.h
-_KEEP = 2**31 - 4097
-_kept = False
-
-
-def keep_memory() -> bool:
-    """Let the C library keep freed memory instead of returning it to the system, for this process, from now on.
-
-    Fresh pages cost more than many kernels: filling 64 MB takes several times as long when every page must first be
-    mapped. Training loops gain from it. But memory stays with the process, and it is not fully reversible. Therefore
-    only the user turns it on; a benchmark turns it on for both sides and says so.
-
-    A size settles after about ten allocations: glibc before 2.38 cannot reuse an aligned block at once (its bug
-    14581), until its small caches are full. It works for memory that the main thread allocates.
-
-    Returns:
-        Whether it took effect: only glibc on Linux can.
-    """
-    global _kept  # noqa: PLW0603 - the setting belongs to the process
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
-        return False
-    libc = ctypes.CDLL(None)
-    # An older glibc refuses thresholds above 32 MB; not to map at all does the same there.
-    mapped = libc.mallopt(_MMAP_THRESHOLD, _KEEP) or libc.mallopt(_MMAP_MAX, 0)
-    _kept = bool(mapped and libc.mallopt(_TRIM_THRESHOLD, _KEEP))
-    return _kept
-
-
-def memory_kept() -> bool:
-    """Whether freed memory stays with the process, by `keep_memory` or by glibc's environment variables."""
-    variables = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-    values = [os.environ.get(name, "") for name in variables]
-    return _kept or all(v.isdecimal() and int(v) >= 1 << 30 for v in values)
-
-
-# ---- where it was measured ----------------------------------------------------------------------
-
-
-def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
-    """Return the conditions of a measurement: machine, threads, versions, memory setting."""
-    device = torch.device(device)
-    on_gpu, threads = device.type == "cuda", torch.get_num_threads()
-    return {
-        "processor": torch.cuda.get_device_name(device) if on_gpu else processor()[0],
-        "threads": f"CUDA {torch.version.cuda}" if on_gpu else counted(threads, "thread"),
-        "torch": f"torch {torch.__version__}",
-        "python": f"Python {platform.python_version()}",
-        "memory": "freed memory kept" if memory_kept() else "freed memory returned to the system",
-    }
-
-
-def conditions(device: torch.device | str = "cpu") -> str:
-    """One line that belongs under every table of times."""
-    return ", ".join(surroundings(device).values())
-
-
-def processor() -> tuple[str, dict[str, str]]:
-    """The processor's name, and what Linux says of the first one."""
-    facts = {}
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in takewhile(str.strip, lines):
-            name, _, value = line.partition(":")
-            facts[name.strip()] = value.strip()
-    return facts.get("model name") or platform.processor() or platform.machine(), facts
+    times, stop = [timer(1)], time.perf_counter() + seconds
+    calls = 11 if memory_kept() and times[0] < 0.1 else 1  # see `keep_memory`
+    while time.perf_counter() < stop or len(times) < calls:
+        times.append(timer(1))
+    return max(min(times), 1e-9)

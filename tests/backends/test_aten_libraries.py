@@ -9,11 +9,10 @@ from hypothesis import settings as hypothesis_settings
 
 from convgrad.backends import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from convgrad.backends.aten import AtenBackend
-from convgrad.backends.aten_direct import AtenDirect, aten_choice
-from convgrad.backends.aten_libraries import Flags
+from convgrad.backends.aten_libraries import AtenLibrary, Flags, aten_choice
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.engine import choose
-from convgrad.engine.measurer import _candidates
+from convgrad.engine.measure.measurer import _candidates
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.testing import default_problems, problems
 from tests.standins import install
@@ -36,7 +35,7 @@ def bias_of(problem: ConvProblem, pass_: Pass) -> torch.Tensor | None:
     return torch.randint(-2, 3, (problem.shape_of(problem.bias_slot)[1],)).to(problem.dtype)
 
 
-def assert_right(backend: AtenDirect, problem: ConvProblem, pass_: Pass) -> None:
+def assert_right(backend: AtenLibrary, problem: ConvProblem, pass_: Pass) -> None:
     a, b = operands(problem, pass_)
     bias = bias_of(problem, pass_)
     got = backend.bind(problem, (pass_,))(a, b, bias)
@@ -54,7 +53,7 @@ def assert_right(backend: AtenDirect, problem: ConvProblem, pass_: Pass) -> None
 @hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_operators_themselves_are_right(backend, pass_, problem, monkeypatch):
     with monkeypatch.context() as patch:  # also where PyTorch would take the way to them itself
-        patch.setattr(AtenDirect, "repeats_aten", lambda self, problem, device: False)
+        patch.setattr(AtenLibrary, "repeats_aten", lambda self, problem, device: False)
         assert_right(backend, problem, pass_)
 
 
@@ -180,7 +179,7 @@ def test_a_weight_gradient_that_pytorch_gives_to_another_backend_is_refused(monk
 
 def test_a_weight_gradient_that_pytorch_would_give_to_the_library_is_pytorchs_own(monkeypatch):
     calls = install(monkeypatch)
-    monkeypatch.setattr(AtenDirect, "repeats_aten", lambda self, problem, device: True)
+    monkeypatch.setattr(AtenLibrary, "repeats_aten", lambda self, problem, device: True)
     assert_right(AtenCudnnBackend(), ConvProblem.parse("mb2ic2ih5oc3kh3 float64"), "grad_weight")
     assert calls == []
 
