@@ -15,13 +15,11 @@
 // transformed values stay in the cache.
 #pragma once
 
-#include <atomic>
 #include <utility>
 
 #include "../pointwise/kernels.h"
-#include "../vectors/kept_plan.h"
-#include "../vectors/memory.h"
 #include "../vectors/parallel.h"
+#include "../vectors/products.h"
 #include "../vectors/vector.h"
 
 namespace {
@@ -74,16 +72,13 @@ class Winograd {
   static constexpr int kRows = kAlongRows ? 4 : 1, kColumns = kAlongColumns ? 4 : 1;
   static constexpr int kFrequencies = kRows * kColumns, kElements = kKernelRows * kKernelColumns;
 
-  struct Plan : KeptPlan {
-    int64_t images, groups, sources, results;  // channels of a group
-    bool channels_last, backward, sums;        // grad_input; grad_weight
+  struct Plan : ProductPlan {
     int64_t source[3], result[3];              // sizes
     int64_t padding[3], apart[3];              // kernel element k of result i reads source i - padding + k * apart
     int64_t taps;                              // kernel elements in depth
     int64_t classes[2], rows, stretches;       // of results that are `apart`: rows of tiles, and pieces of one
     int64_t tiles;                             // of a unit
     int64_t units, blocks, parts, segments;    // parts of the results' channels; segments of the blocks
-    Memory memory;
     Array<T> weight, sum;                     // of all threads
     Array<T> values, outer, product, transposed;  // of each
     Array<T> slab;
@@ -104,8 +99,7 @@ class Winograd {
   };
 
   static bool takes(const convgrad_problem& q) {
-    const int outputs = CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT;
-    bool fits = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0 && q.batch > 0;
+    bool fits = ProductPlan::takes(q) && q.batch > 0;
     fits = fits && q.dtype == (sizeof(T) == 8 ? CONVGRAD_FLOAT64 : CONVGRAD_FLOAT32);
     for (int d = 0; d < 3; ++d)
       fits = fits && q.stride[d] == 1 && q.input[d] > 0 && q.output[d] > 0;
@@ -117,12 +111,7 @@ class Winograd {
 
   static Plan make_plan(const convgrad_problem& q) {
     Plan p = {};
-    p.threads = q.threads;
-    p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-    p.images = q.batch, p.groups = q.groups, p.taps = q.kernel[0];
-    p.sums = q.outputs == CONVGRAD_GRAD_WEIGHT, p.backward = q.outputs == CONVGRAD_GRAD_INPUT;
-    p.sources = p.backward ? q.out_per_group : q.in_per_group;
-    p.results = p.backward ? q.in_per_group : q.out_per_group;
+    p.set(q), p.taps = q.kernel[0];
     for (int d = 0; d < 3; ++d) {
       p.source[d] = p.backward ? q.output[d] : q.input[d];
       p.result[d] = p.backward ? q.input[d] : q.output[d];
