@@ -22,11 +22,9 @@ bool convgrad_amx_allowed() {
 
 // Of AMX where the problem is one for it; else of the ordinary kernels.
 void convgrad_plan_make_amx_float(const convgrad_problem& q, void* memory) {
-  const int outputs = CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT;
-  const bool one = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0;
   const auto ordinary = convgrad_plan_make_v4_float;
-  if (!one || q.dtype != CONVGRAD_FLOAT32) return ordinary(q, memory);
-  if (amx_takes_pointwise(q))
+  if (!ProductPlan::takes(q) || q.dtype != CONVGRAD_FLOAT32) return ordinary(q, memory);
+  if (q.groups == 1 && is_product(q))
     return keep_in_front<AmxPointwise>("amx", make_amx_pointwise_plan(q), ordinary, q, memory);
   const AmxDensePlan dense = make_amx_dense_plan(q);
   if (dense.fits(q)) return keep_in_front<AmxDense>("amx", dense, ordinary, q, memory);

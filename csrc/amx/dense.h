@@ -18,10 +18,9 @@
 
 namespace {
 
-class AmxDense {
+class AmxDense : ProductCall<AmxDensePlan> {
  public:
-  AmxDense(const AmxDensePlan& plan, const convgrad_tensors& tensors, char* memory)
-      : p(plan), t(tensors), memory_(memory) {}
+  using ProductCall::ProductCall;
 
   // False where an operand has an infinity or a NaN: then the results are to be computed anew.
   bool run(int threads) {
@@ -44,10 +43,6 @@ class AmxDense {
   }
 
  private:
-  void note(const Largest& largest) {
-    if (largest.infinite()) infinite_.store(true, std::memory_order_relaxed);
-  }
-
   // `body(class, taps in front of it)`.
   template <class Body>
   void each_class(const Body& body) const {
@@ -181,7 +176,7 @@ class AmxDense {
         });
       }
     });
-    note(largest);
+    note(largest.infinite());
   }
   // The elements of `rows` kernels, to lines of `line` kernels.
   void transpose_rows(const float* from, int64_t rows, float* to, int64_t line) const {
@@ -209,7 +204,7 @@ class AmxDense {
         pack_left(to + s * 3 * part + i * kStep, kStep, part, low, high, largest);
       }
     }
-    note(largest);
+    note(largest.infinite());
   }
 
   // Some channels of the results in a box.
@@ -283,7 +278,7 @@ class AmxDense {
         pack_left(to + (i * steps + s) * kParts, kStep, kTile, low, high, largest);
       }
     }
-    note(largest);
+    note(largest.infinite());
   }
   // A panel of the input: [parity][part][slot and pair of positions][16 channels], pairs from an even and from an odd
   // position on.
@@ -300,7 +295,7 @@ class AmxDense {
       load_square(high, true, Lanes(places + i + kEdge, p.channels_last), from, channels, channel, kPositionsAhead);
       pack_right(to + i * kEdge, part, low, high, largest, odd ? odd + i * kEdge : nullptr, last);
     }
-    note(largest);
+    note(largest.infinite());
   }
 
   // The sums over some boxes, of some channels of the input.
@@ -370,11 +365,6 @@ class AmxDense {
         }
     }
   }
-
-  const AmxDensePlan& p;
-  const convgrad_tensors& t;
-  char* const memory_;
-  std::atomic<bool> infinite_{false};
 };
 
 }  // namespace

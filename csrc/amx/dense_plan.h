@@ -2,8 +2,7 @@
 // Integers only.
 #pragma once
 
-#include "../vectors/kept_plan.h"
-#include "../vectors/memory.h"
+#include "../vectors/products.h"
 #include "tiles.h"
 
 namespace {
@@ -53,15 +52,12 @@ struct Reach {
   }
 };
 
-struct AmxDensePlan : KeptPlan {
-  int64_t images, groups, sources, results;  // channels of a group
-  bool channels_last, backward, sums;        // grad_input; grad_weight
-  bool packs_in_items;                                 // each thread packs the weights that an item needs, in the item
+struct AmxDensePlan : ProductPlan {
+  bool packs_in_items;  // each thread packs the weights that an item needs, in the item
   Reach reach[3];
   int64_t box[4], boxes[4];  // images and positions of a box; how many boxes
   int64_t taps, slots, steps;
   int64_t parts, segments;  // of the results' channels (grad_weight: of the input's), and of the boxes
-  Memory memory;
   Array<float> start, partial;    // of all threads
   Array<uint16_t> weight;         // of all threads, or of each that packs in its items
   Array<float> transposed;            // of each, and so are the following
@@ -102,12 +98,7 @@ struct Box {
 
 inline AmxDensePlan make_amx_dense_plan(const convgrad_problem& q) {
   AmxDensePlan p = {};
-  p.threads = q.threads;
-  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-  p.images = q.batch, p.groups = q.groups;
-  p.sums = q.outputs == CONVGRAD_GRAD_WEIGHT, p.backward = q.outputs == CONVGRAD_GRAD_INPUT;
-  p.sources = p.backward ? q.out_per_group : q.in_per_group;
-  p.results = p.backward ? q.in_per_group : q.out_per_group;
+  p.set(q);
   p.steps = ceil_div(p.sources, kStep);
   p.taps = p.slots = 1, p.box[0] = q.batch;
   for (int d = 0; d < 3; ++d) {

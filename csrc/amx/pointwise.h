@@ -15,9 +15,8 @@
 
 #include <string.h>
 
-#include "../vectors/kept_plan.h"
-#include "../vectors/memory.h"
 #include "../vectors/parallel.h"
+#include "../vectors/products.h"
 #include "../vectors/reduce.h"
 #include "tiles.h"
 
@@ -75,11 +74,9 @@ class Packer {
     };
     if constexpr (Turns) {
       Vec<float, 16> low[16], high[16];
-#pragma GCC unroll 16
-      for (int l = 0; l < 16; ++l) load(l, (__m512&)low[l], (__m512&)high[l]);
+      UNROLL for (int l = 0; l < 16; ++l) load(l, (__m512&)low[l], (__m512&)high[l]);
       transpose<float, 16>(low), transpose<float, 16>(high);
-#pragma GCC unroll 16
-      for (int l = 0; l < 16; ++l) split(l, low[l], high[l]);
+      UNROLL for (int l = 0; l < 16; ++l) split(l, low[l], high[l]);
     } else {
       __m512 low, high;
       for (int l = 0; l < 16; ++l) load(l, low, high), split(l, low, high);
@@ -109,13 +106,10 @@ void multiply_block(const uint16_t* left, int64_t left_panel, Range rows, const 
 
 // ---- the plan ----
 
-struct AmxPointwisePlan : KeptPlan {
-  int64_t images, pixels;    // in channels_last one image has all pixels
-  int64_t sources, results;  // channels of what results are computed from, and of these; of the input, and grad_output
-  bool channels_last, backward, sums;  // grad_input; grad_weight
+struct AmxPointwisePlan : ProductPlan {
+  int64_t pixels;            // of an image; in channels_last one image has all
   int64_t steps, chunk;      // of k, and how many of them are packed at once
   int64_t segments, parts;   // of the pixels, and of the outer operand's panels: one of each is an item
-  Memory memory;
   Array<uint16_t> inner, outer;  // of each thread
   Array<uint16_t> weight;        // of all, where it is packed beforehand
   Array<float> start, partial;
@@ -128,14 +122,6 @@ struct AmxPointwisePlan : KeptPlan {
   bool outer_left() const { return sums ? results >= sources : !channels_last; }
   int64_t all_sums() const { return sources * results; }
 };
-
-inline bool amx_takes_pointwise(const convgrad_problem& q) {
-  bool fits = q.groups == 1;
-  for (int d = 0; d < 3; ++d)
-    fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
-           (q.stride[d] == 1 || q.input[d] == 1);
-  return fits;
-}
 
 // So many steps of `panels` fit into the cache.
 inline int64_t cached_steps(int64_t panels) {
@@ -172,10 +158,9 @@ inline void plan_sums(AmxPointwisePlan& p) {
 
 // ---- the passes ----
 
-class AmxPointwise {
+class AmxPointwise : ProductCall<AmxPointwisePlan> {
  public:
-  AmxPointwise(const AmxPointwisePlan& plan, const convgrad_tensors& tensors, char* memory)
-      : p(plan), t(tensors), memory_(memory), start_(plan.start.in(memory)), weight_(plan.weight.in(memory)) {}
+  using ProductCall::ProductCall;
 
   // False where an operand has an infinity or a NaN: then the results are to be computed anew.
   bool run(int threads) {
@@ -205,10 +190,6 @@ class AmxPointwise {
     for (int64_t k = steps.low; k < steps.high; k += p.chunk) body(Range{k, least(steps.high, k + p.chunk)});
   }
 
-  void note(const Packer& packer) {
-    if (packer.largest.infinite()) infinite_.store(true, std::memory_order_relaxed);
-  }
-
   // Some panels of an operand, in the order in which they lie: each has `steps`, one behind the other.
   template <class At>
   void pack(uint16_t* to, Range panels, Range steps, bool left, bool along, int64_t line, const At& at) {
@@ -219,7 +200,7 @@ class AmxPointwise {
     };
     for (int64_t n = 0; n <= last; ++n)
       packer.pack(to + (along ? n : n % many * each + n / many) * kParts, piece(n), piece(least(n + kAhead, last)));
-    note(packer);
+    note(packer.largest.infinite());
   }
   void pack_weight(uint16_t* to, Range panels, Range steps) {
     const float* const weight = static_cast<const float*>(t.weight);
@@ -333,22 +314,14 @@ class AmxPointwise {
     });
   }
 
-  const AmxPointwisePlan& p;
-  const convgrad_tensors& t;
-  char* const memory_;
-  float* const start_;
-  uint16_t* const weight_;
-  std::atomic<bool> infinite_{false};
+  float* const start_ = p.start.in(memory_);
+  uint16_t* const weight_ = p.weight.in(memory_);
 };
 
 inline AmxPointwisePlan make_amx_pointwise_plan(const convgrad_problem& q) {
   AmxPointwisePlan p = {};
-  p.threads = q.threads, p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-  p.images = q.batch, p.pixels = q.input[0] * q.input[1] * q.input[2];
+  p.set(q), p.pixels = q.input[0] * q.input[1] * q.input[2];
   if (p.channels_last) p.pixels *= p.images, p.images = 1;
-  p.sums = q.outputs == CONVGRAD_GRAD_WEIGHT, p.backward = q.outputs == CONVGRAD_GRAD_INPUT;
-  p.sources = p.backward ? q.out_per_group : q.in_per_group;
-  p.results = p.backward ? q.in_per_group : q.out_per_group;
   p.sums ? plan_sums(p) : plan_results(p);
   p.inner = p.memory.each.add<uint16_t>(ceil_div(p.inners(), p.sums ? 1 : p.segments) * p.chunk * kParts);
   p.outer = p.memory.each.add<uint16_t>(2 * p.chunk * kParts);

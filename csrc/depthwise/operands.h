@@ -83,12 +83,9 @@ struct DepthwiseOperands {
   Source<X> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
                    const Range r[3], bool again, bool exact) const {
     const S* from = static_cast<const S*>(tensor);
-    if constexpr (std::is_same<S, T>::value)
-      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again, exact);
-    else if constexpr (std::is_same<X, S>::value)
-      return in_tensor(from, x, b);
-    else
-      return packed(from, x, b, scratch, extent, r, again, exact);
+    if constexpr (std::is_same<X, S>::value)
+      if (!std::is_same<S, T>::value || p.direct) return in_tensor(from, x, b);
+    if constexpr (std::is_same<X, T>::value) return packed(from, x, b, scratch, extent, r, again, exact);
   }
 
   static Source<S> in_tensor(const S* tensor, const Tensor& x, const Block& b) {

@@ -29,22 +29,17 @@ struct AccumulateRows {
   template <bool Masked>
   void vector(int64_t grad, int64_t input, const LaneInteger<T>* masks) const {
     Vec<T, N> y[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) y[r] = load<T, N>(p.grad + grad + r * p.grad_row);
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) {
+    UNROLL for (int r = 0; r < R; ++r) y[r] = load<T, N>(p.grad + grad + r * p.grad_row);
+    UNROLL for (int c = 0; c < C; ++c) {
       const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
       Vec<T, N> grads[R];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) grads[r] = Masked ? masked<T, N>(y[r], mask) : y[r];
+      UNROLL for (int r = 0; r < R; ++r) grads[r] = Masked ? masked<T, N>(y[r], mask) : y[r];
       const S* from = opaque(p.input + input + c * p.column);
-#pragma GCC unroll 6
-      for (int i = 0; i < R + G - 1; ++i, from = opaque(from + p.input_row)) {
+      UNROLL for (int i = 0; i < R + G - 1; ++i, from = opaque(from + p.input_row)) {
         Vec<T, N> x = load<T, N>(from);
         if (Masked) x = masked<T, N>(x, mask);
         x = opaque(x);
-#pragma GCC unroll 3
-        for (int g = 0; g < G; ++g)
+        UNROLL for (int g = 0; g < G; ++g)
           if (i >= g && i - g < R) sum[c][g] += grads[i - g] * x;
       }
     }
@@ -78,11 +73,8 @@ void accumulate_planar(T* sums, const PlanarProducts<S, T>& p) {
   AccumulateRows<T, N, 4, G, C, S>{p, sum}.all(grad, input, left);
   AccumulateRows<T, N, 2, G, C, S>{p, sum}.all(grad, input, left);
   AccumulateRows<T, N, 1, G, C, S>{p, sum}.all(grad, input, left);
-#pragma GCC unroll 4
-  for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 3
-    for (int g = 0; g < G; ++g) add_to<T, N>(sums + g * p.weight_row + c * N, sum[c][g]);
-  }
+  UNROLL for (int c = 0; c < C; ++c)
+    UNROLL for (int g = 0; g < G; ++g) add_to<T, N>(sums + g * p.weight_row + c * N, sum[c][g]);
 }
 
 }  // namespace

@@ -42,36 +42,29 @@ struct CorrelateRows {
     const int64_t source_row = s.source_row, column = s.column, weight_row = s.weight_row, result_row = s.result_row;
     const S* const source = s.source + first;
     Vec<T, N> sum[U][R] = {};
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sum[0][r] += s.start;
+    UNROLL for (int r = 0; r < R; ++r) sum[0][r] += s.start;
     for (const KernelBlock *block = s.blocks, *const end = block + s.count; block != end; ++block) {
       const T* const weights = s.weights + block->weight;
       const S* const from = source + block->source;
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) {
+      UNROLL for (int c = 0; c < C; ++c) {
         const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
         Vec<T, N> w[G];
-#pragma GCC unroll 3
-        for (int g = 0; g < G; ++g) {
+        UNROLL for (int g = 0; g < G; ++g) {
           w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
           if (Masked) w[g] = masked<T, N>(w[g], mask);
         }
         const S* row = opaque(from + c * column);
-#pragma GCC unroll 10
-        for (int i = 0; i < R + G - 1; ++i, row = opaque(row + source_row)) {
+        UNROLL for (int i = 0; i < R + G - 1; ++i, row = opaque(row + source_row)) {
           Vec<T, N> x = load<T, N>(row);
           if (Masked) x = masked<T, N>(x, mask);
           x = opaque(x);
-#pragma GCC unroll 3
-          for (int g = 0; g < G; ++g)
+          UNROLL for (int g = 0; g < G; ++g)
             if (i >= g && i - g < R) sum[c % U][i - g] += w[g] * x;
         }
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int u = 1; u < U; ++u) sum[0][r] += sum[u][r];
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int u = 1; u < U; ++u) sum[0][r] += sum[u][r];
       store<T, N>(to, sum[0][r]);
       to += result_row;
     }
@@ -82,12 +75,9 @@ struct CorrelateRows {
     if (left < R) return;
     Weights kept = {};
     if constexpr (Kept) {
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) {
-#pragma GCC unroll 3
-        for (int g = 0; g < G; ++g)
+      UNROLL for (int c = 0; c < C; ++c)
+        UNROLL for (int g = 0; g < G; ++g)
           kept[c][g] = load<T, N>(s.weights + s.blocks[0].weight + g * s.weight_row + c * N);
-      }
     }
     for (; left >= R; left -= R, to += R * s.result_row, first += R * s.source_row) {
       int64_t ahead = s.ahead;

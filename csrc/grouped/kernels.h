@@ -22,23 +22,17 @@ __attribute__((always_inline)) inline void add_products(V (&sum)[A][B], const Le
   constexpr int kRegisters = kVectorBytes == 64 ? 32 : 16;
   if constexpr (A > 1 && A * B + B < kRegisters) {
     V kept[B];
-#pragma GCC unroll 24
-    for (int b = 0; b < B; ++b) kept[b] = opaque(right(b));
-#pragma GCC unroll 24
-    for (int a = 0; a < A; ++a) {
+    UNROLL for (int b = 0; b < B; ++b) kept[b] = opaque(right(b));
+    UNROLL for (int a = 0; a < A; ++a) {
       const V one = opaque(left(a));
-#pragma GCC unroll 24
-      for (int b = 0; b < B; ++b) sum[a][b] += one * kept[b];
+      UNROLL for (int b = 0; b < B; ++b) sum[a][b] += one * kept[b];
     }
   } else {
     V kept[A];
-#pragma GCC unroll 24
-    for (int a = 0; a < A; ++a) kept[a] = opaque(left(a));
-#pragma GCC unroll 24
-    for (int b = 0; b < B; ++b) {
+    UNROLL for (int a = 0; a < A; ++a) kept[a] = opaque(left(a));
+    UNROLL for (int b = 0; b < B; ++b) {
       const V one = A > 1 ? opaque(right(b)) : right(b);
-#pragma GCC unroll 24
-      for (int a = 0; a < A; ++a) sum[a][b] += kept[a] * one;
+      UNROLL for (int a = 0; a < A; ++a) sum[a][b] += kept[a] * one;
     }
   }
 }
@@ -62,11 +56,9 @@ struct PlaneRun {
 template <class T, int N, int R, int P>
 void correlate_planes(const PlaneRun<T>& run) {
   Vec<T, N> sum[R][P];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int r = 0; r < R; ++r) {
     const Vec<T, N> start = run.start[r] - Vec<T, N>{};
-#pragma GCC unroll 24
-    for (int p = 0; p < P; ++p) sum[r][p] = start;
+    UNROLL for (int p = 0; p < P; ++p) sum[r][p] = start;
   }
   for (const Tap *tap = run.taps, *end = tap + run.count; tap != end; ++tap) {
     const T *from = run.source + tap->source, *weight = run.weight + tap->weight;
@@ -74,11 +66,8 @@ void correlate_planes(const PlaneRun<T>& run) {
         sum, [&](int r) { return weight[r * run.weight_channel] - Vec<T, N>{}; },
         [&](int p) { return load<T, N>(from + p * N); });
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 24
-    for (int p = 0; p < P; ++p) store<T, N>(run.result + r * run.result_channel + p * N, sum[r][p]);
-  }
+  UNROLL for (int r = 0; r < R; ++r)
+    UNROLL for (int p = 0; p < P; ++p) store<T, N>(run.result + r * run.result_channel + p * N, sum[r][p]);
 }
 
 template <class T, int N, int R>
@@ -137,8 +126,7 @@ template <class T, int N, int A, int B>
 void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRows<T>& r) {
   Vec<T, N> sum[A][B] = {};
   int64_t offset[B];
-#pragma GCC unroll 24
-  for (int b = 0; b < B; ++b) offset[b] = taps[b].source;
+  UNROLL for (int b = 0; b < B; ++b) offset[b] = taps[b].source;
   const int64_t rest = r.pixels % N;
   const Mask<T, N> mask = first_lanes<T, N>(rest);
   for (int64_t n = 0; n < r.images; ++n)

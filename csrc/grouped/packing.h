@@ -116,18 +116,13 @@ struct Planes {
         if (place[l] != kNowhere) __builtin_prefetch(from + place[l] + ahead, 0);
       for (int64_t c = 0; c < channels; c += N) {
         const int64_t first = channels < N ? 0 : least(c, channels - N);  // the last vector overlaps the one before
-        Vec<T, N> v[N];
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) {
-          if (place[l] <= last)
-            v[l] = load<T, N>(from + place[l] + first);
-          else
-            v[l] = place[l] == kNowhere ? Vec<T, N>{} : load_first<T, N>(from + place[l], channels);
-        }
-        transpose<T, N>(v);
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          if (l < channels) store<T, N>(to + (first + l) * row + done, v[l]);
+        auto get = [&](int l) {
+          if (place[l] <= last) return load<T, N>(from + place[l] + first);
+          return place[l] == kNowhere ? Vec<T, N>{} : load_first<T, N>(from + place[l], channels);
+        };
+        transpose<T, N>(get, [&](int l, Vec<T, N> v) {
+          if (l < channels) store<T, N>(to + (first + l) * row + done, v);
+        });
       }
     }
   }
@@ -140,13 +135,10 @@ struct Planes {
         if (place[l] != kNowhere) __builtin_prefetch(to + place[l] + ahead, 1);
       for (int64_t c = 0; c < channels; c += N) {
         const int64_t first = channels < N ? 0 : least(c, channels - N);
-        Vec<T, N> v[N];
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + done + (first + least(l, channels - 1)) * row);
-        transpose<T, N>(v);
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          if (place[l] != kNowhere) store_first<T, N>(to + place[l] + first, v[l], channels);
+        auto get = [&](int l) { return load<T, N>(from + done + (first + least(l, channels - 1)) * row); };
+        transpose<T, N>(get, [&](int l, Vec<T, N> v) {
+          if (place[l] != kNowhere) store_first<T, N>(to + place[l] + first, v, channels);
+        });
       }
     }
   }

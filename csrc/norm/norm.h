@@ -242,8 +242,7 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
       for (int64_t i = 0, end; (end = least(plane.whole, i + 4 * N * kAdditions)), true;) {
         additions += ceil_div(end - i, 4 * N) + 1;
         for (; i + 4 * N <= end; i += 4 * N)
-#pragma GCC unroll 4
-          for (int u = 0; u < 4; ++u) {
+          UNROLL for (int u = 0; u < 4; ++u) {
             const int64_t k = i + u * N;
             add<A>(first[u], second[u], xs + k, gs + k, kept ? kept + k : nullptr, by);
           }

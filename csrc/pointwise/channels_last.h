@@ -14,7 +14,7 @@ template <class S, class T, int N>
 class ChannelsLastPointwise : Pointwise<S, T, N> {
   typedef Pointwise<S, T, N> Base;
   friend Base;
-  using typename Base::Scratch, typename Base::Sums;
+  using typename Base::Sums;
   using Base::p, Base::t, Base::weight, Base::start, Base::cached;
 
   using Base::Base;
@@ -44,14 +44,12 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     from += first * p.sources;
     for (int64_t i = 0; i < r.size(); i += N, from += N * p.sources, to += N * p.sources)
       for (int64_t k = 0; k < p.sources; k += N) {
-        Vec<T, N> rows[N];
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          rows[l] = load_first<T, N>(from + least(l, r.size() - i - 1) * p.sources + k, p.sources - k);
-        transpose<T, N>(rows);
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          if (k + l < p.sources) store<T, N>(to + (k + l) * N, rows[l]);
+        auto get = [&](int l) {
+          return load_first<T, N>(from + least(l, r.size() - i - 1) * p.sources + k, p.sources - k);
+        };
+        transpose<T, N>(get, [&](int l, Vec<T, N> v) {
+          if (k + l < p.sources) store<T, N>(to + (k + l) * N, v);
+        });
       }
   }
 
@@ -159,7 +157,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
   // grad_output's rows as [pixel][row]. In the tensors, every pixel's lie in another page, and in few places of the
   // cache where pixels are a multiple of a power of two apart. Meanwhile the next block's input is prefetched, and then
   // the next rows.
-  void sum_pixels(const Scratch& s, const Sums& sums, const Pixels& grad, const Pixels& input, int64_t pixels,
+  void sum_pixels(char* own, const Sums& sums, const Pixels& grad, const Pixels& input, int64_t pixels,
                   int64_t group, Range results, bool add, Later next) const {
     const Range rows = p.backward ? Range{0, p.sources} : results, lanes = p.backward ? results : Range{0, p.sources};
     PointwiseSums<T, T, true> run = {};
@@ -171,16 +169,17 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
       const int64_t now = least(together, vectors - v);
       run.source = input.at + v * N, run.lanes = lanes.size() - v * N, run.pitch = N, run.step.source = input.step;
       if (packs_input(rows.size(), lanes.size())) {
-        pack_vectors(s.packed, pitch, {run.source, input.step}, run.lanes, now, pixels);
-        run.source = s.packed, run.pitch = pitch, run.step.source = N;
+        pack_vectors(p.packed.in(own), pitch, {run.source, input.step}, run.lanes, now, pixels);
+        run.source = p.packed.in(own), run.pitch = pitch, run.step.source = N;
       }
       for (int64_t i = 0; i < rows.size(); i += kPointwiseRows) {
         const int64_t live = least(kPointwiseRows, rows.size() - i);
         run.weight = grad.at + i, run.step.term = grad.step, run.to = to + i * run.row + v * N;
         if (now > 2 * kPointwiseColumns && live == kPointwiseRows) {
+          T* const panel = p.transposed.in(own);
           for (int64_t k = 0; k < pixels; ++k)
-            memcpy(s.transposed + k * kPointwiseRows, run.weight + k * grad.step, sizeof(T) * kPointwiseRows);
-          run.weight = s.transposed, run.step.term = kPointwiseRows;
+            memcpy(panel + k * kPointwiseRows, run.weight + k * grad.step, sizeof(T) * kPointwiseRows);
+          run.weight = panel, run.step.term = kPointwiseRows;
         }
         AheadInTensor ahead = next.is_left() ? next.part(now, pixels) : AheadInTensor::of(grad.at + i + N, grad.step);
         run.ahead = &ahead;
@@ -200,7 +199,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
   }
 
   // A block's pixels for all groups before the next: they lie together.
-  void run_item(const Scratch& s, int64_t item) const {
+  void run_item(char* own, int64_t item) const {
     const Range all = share(p.groups * p.panels, item % p.chunks, p.chunks);
     const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t sources = p.groups * p.sources, others = p.groups * p.results;
@@ -215,15 +214,16 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
         group = i / p.panels;
         const Range panels = {i - group * p.panels, least(p.panels, all.high - group * p.panels)};
         const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
-        const Pixels source = pixels_of(s.source, source_at + now.low * sources + group * p.sources, sources,
+        const Pixels source = pixels_of(p.source.in(own), source_at + now.low * sources + group * p.sources, sources,
                                         p.sources, now.size(), p.backward || !(sums_weight && last));
-        if (p.needs_weight()) multiply_pixels(s.item_weight, source, now, group, panels);
+        if (p.needs_weight()) multiply_pixels(p.item_weight.in(own), source, now, group, panels);
         if (!sums_weight) continue;
-        const Pixels other = pixels_of(s.other, other_at + now.low * others + group * p.results + results.low, others,
-                                       results.size(), now.size(), !p.backward || !last);
+        const S* const other_results = other_at + now.low * others + group * p.results + results.low;
+        const Pixels other = pixels_of(p.other.in(own), other_results, others, results.size(), now.size(),
+                                       !p.backward || !last);
         const S* const inputs = static_cast<const S*>(t.input) + now.high * p.groups * p.inputs();
         const Range next = share(p.groups * p.inputs() * least(p.block * N, end - now.high), group, p.groups);
-        sum_pixels(s, this->sums_of(p.segment_of(item)), p.backward ? source : other, p.backward ? other : source,
+        sum_pixels(own, this->sums_of(p.segment_of(item)), p.backward ? source : other, p.backward ? other : source,
                    now.size(), group, results, add, Later::of(inputs, next));
       }
       if ((vectors.low += p.block) >= vectors.high) return;

@@ -17,7 +17,7 @@ template <class S, class T, int N>
 class ContiguousPointwise : Pointwise<S, T, N> {
   typedef Pointwise<S, T, N> Base;
   friend Base;
-  using typename Base::Scratch, typename Base::Sums;
+  using typename Base::Sums;
   using Base::p, Base::t, Base::weight, Base::start, Base::cached;
 
   using Base::Base;
@@ -127,12 +127,10 @@ class ContiguousPointwise : Pointwise<S, T, N> {
           } else if (c + N < from.channels.high) {
             next = place(c + N, block.columns[soon % block.vectors]);
           }
-#pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) __builtin_prefetch(next + l * pixels);
+          UNROLL for (int l = 0; l < N; ++l) __builtin_prefetch(next + l * pixels);
         }
         if (at.whole && c + N <= from.channels.high) {
-#pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) rows[l] = load<T, N>(x + l * pixels);
+          UNROLL for (int l = 0; l < N; ++l) rows[l] = load<T, N>(x + l * pixels);
         } else {
           for (int l = 0; l < N; ++l) {
             const S* const row = from.tensor + least(c + l, from.channels.high - 1) * pixels;
@@ -140,35 +138,35 @@ class ContiguousPointwise : Pointwise<S, T, N> {
           }
         }
         transpose<T, N>(rows);
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) store<T, N>(to + (v * N + l) * N, rows[l]);
+        UNROLL for (int l = 0; l < N; ++l) store<T, N>(to + (v * N + l) * N, rows[l]);
       }
   }
 
-  Ahead<S> ahead_of(const Operand& x, const Block& block) const {
-    return {x.tensor + x.channels.low * p.pixels, p.pixels, x.all * p.pixels, block.columns, block.vectors,
-            x.channels.size(), 0, 0, 0};
+  Ahead ahead_of(const Operand& x, const Block& block) const {
+    return {reinterpret_cast<const char*>(x.tensor + x.channels.low * p.pixels), sizeof(S), p.pixels, x.all * p.pixels,
+            block.columns, block.vectors, x.channels.size(), 0, 0, 0};
   }
 
   // ---- a block of columns ----
 
-  void multiply_block(const Scratch& s, const Block& block, int64_t group, Range panels, Ahead<S> ahead) const {
+  void multiply_block(char* own, const Block& block, int64_t group, Range panels, Ahead ahead) const {
     PointwiseResults<S, T> run = {};
     const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
     ahead.spread_over(tiles * p.sources), run.ahead = &ahead;
     run.pitch = pitch(p.sources), run.terms = run.together = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
-    const int64_t together = s.item_weight ? vectors : cached(run.pitch);  // which all panels use
+    T* const item_weight = p.item_weight.in(own);
+    const int64_t together = item_weight ? vectors : cached(run.pitch);  // which all panels use
     for (int64_t v = 0; v < vectors; v += together) {
-      run.source = s.source + v * run.pitch, run.columns = block.columns + v;
+      run.source = p.source.in(own) + v * run.pitch, run.columns = block.columns + v;
       for (int64_t i = panels.low; i < panels.high; ++i) {
         const Range r = p.panel(i);
         const int64_t row = group * p.results + r.low;
         run.weight = weight + row * p.sources, run.start = start + row;
-        if (s.item_weight) {
-          T* const starts = s.item_weight + kPointwiseRows * p.sources;
-          pack_panel(s.item_weight, starts, group, i);
-          run.weight = s.item_weight, run.start = starts;
+        if (item_weight) {
+          T* const starts = item_weight + kPointwiseRows * p.sources;
+          pack_panel(item_weight, starts, group, i);
+          run.weight = item_weight, run.start = starts;
         }
         run.result = this->results_tensor() + row * p.pixels;
         multiply_rows<N>(run, r.size(), least(together, vectors - v));
@@ -177,11 +175,11 @@ class ContiguousPointwise : Pointwise<S, T, N> {
   }
 
   // Of one group's weights, those of the results in the range.
-  void sum_block(const Scratch& s, T* to, Range results, const Block& block, bool add, Ahead<S> ahead) const {
-    PointwiseSums<S, T, false> run = {};
+  void sum_block(char* own, T* to, Range results, const Block& block, bool add, Ahead ahead) const {
+    PointwiseSums<T, T, false> run = {};
     const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;
-    run.weight = p.backward ? s.source : s.other, run.together = N, run.gap = pitch(rows) - N;
-    run.source = s.transposed, run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
+    run.weight = p.backward ? p.source.in(own) : p.other.in(own), run.together = N, run.gap = pitch(rows) - N;
+    run.source = p.transposed.in(own), run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
     run.row = p.inputs(), run.lanes = lanes, run.add = add;
     run.to = to + (p.backward ? results.low : results.low * p.sources);
     const int64_t panels = ceil_div(rows, kPointwiseRows), vectors = ceil_div(lanes, N);
@@ -218,7 +216,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
 
   // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums. Beside the last one,
   // what this thread takes next if all are equally fast is prefetched.
-  void run_item(const Scratch& s, int64_t item) const {
+  void run_item(char* own, int64_t item) const {
     const int64_t chunk = item % p.chunks, group = p.group_of(item);
     const Range panels = share(p.panels, chunk, p.chunks);
     const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
@@ -234,24 +232,25 @@ class ContiguousPointwise : Pointwise<S, T, N> {
       }
     };
     Range columns = p.columns_of(item);
-    Block now = {s.columns, 0}, next = {s.columns + p.block, 0};
+    Block now = {p.columns.in(own), 0}, next = {p.columns.in(own) + p.block, 0};
     list(now, columns);
     for (bool add = false;; add = true) {
       columns.low += now.vectors;
       const bool last = columns.size() == 0;
       list(next, last ? p.columns_of(item + p.threads) : columns);
-      const Ahead<S> ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
-      pack(s.source, source, now);
-      if (p.needs_weight()) multiply_block(s, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
+      const Ahead ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
+      T *const packed = p.source.in(own), *const grads = p.backward ? packed : p.other.in(own);
+      pack(packed, source, now);
+      if (p.needs_weight()) multiply_block(own, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
       if (sums_weight) {
         const Sums sums = this->sums_of(p.segment_of(item));
         const Operand &grad = p.backward ? source : other, &input = p.backward ? other : source;
-        if (!p.backward) pack(s.other, other, now);
-        pack_transposed(s.transposed, input, now);
-        sum_block(s, sums.weight + group * p.sources * p.results, results, now, add, ahead);
-        if (p.sums_grad && (chunk == 0 || !p.backward))
-          sum_grad(sums.bias, p.backward ? s.source : s.other, grad.channels, now, add);
-        if (p.sums_input && (chunk == 0 || p.backward)) sum_input(sums.bias, s.transposed, input.channels, now, add);
+        if (!p.backward) pack(grads, other, now);
+        pack_transposed(p.transposed.in(own), input, now);
+        sum_block(own, sums.weight + group * p.sources * p.results, results, now, add, ahead);
+        if (p.sums_grad && (chunk == 0 || !p.backward)) sum_grad(sums.bias, grads, grad.channels, now, add);
+        if (p.sums_input && (chunk == 0 || p.backward))
+          sum_input(sums.bias, p.transposed.in(own), input.channels, now, add);
       }
       if (last) return;
       std::swap(now, next);

@@ -9,10 +9,9 @@ namespace {
 // ---- memory that is needed next, prefetched so that memory and arithmetic work at the same time ---------------------
 
 // What is packed next: a line of it in every so many steps of a loop.
-template <class S>
 struct Ahead {
-  const S* row;  // of the next channel
-  int64_t pixels, image;
+  const char* row;  // of the next channel
+  int64_t element, pixels, image;  // bytes of an element; from channel to channel, from image to image
   const Column* columns;
   int64_t vectors, channels;     // how much
   int64_t vector, credit, rate;  // the next one; parts of a line, and so many more in a step
@@ -24,8 +23,8 @@ struct Ahead {
     credit += rate;
     if (credit < kLine) return;
     credit -= kLine;
-    __builtin_prefetch(row + columns[vector].image * image + columns[vector].pixel);
-    if (++vector == vectors) vector = 0, row += pixels;
+    __builtin_prefetch(row + (columns[vector].image * image + columns[vector].pixel) * element);
+    if (++vector == vectors) vector = 0, row += pixels * element;
   }
 };
 
@@ -50,14 +49,14 @@ struct AheadInTensor {
 
 // For some rows and some vectors, the sum over terms of weight[row, term] * source[vector, term]. The weights are
 // packed, or lie in a tensor.
-template <class S, class T, bool InTensor>
+template <class T, bool InTensor>
 struct PointwiseProducts {
   typedef T Arithmetic;
   static constexpr bool kInTensor = InTensor;
   const T *weight, *source;  // of each row and term; [vector][term][lane]
   int64_t together, gap;     // so many terms' weights one step apart, and then so much further
   int64_t pitch, terms;      // from vector to vector of the source; how many
-  typename std::conditional<InTensor, AheadInTensor, Ahead<S>>::type* ahead;
+  typename std::conditional<InTensor, AheadInTensor, Ahead>::type* ahead;
 };
 
 // From row to row and from term to term of the weights, from term to term of the source.
@@ -69,11 +68,8 @@ template <int N, int R, int P, class Products>
 void multiply(const Products& run) {
   using T = typename Products::Arithmetic;
   Vec<T, N> sum[R][P];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sum[r][p] = run.template start_of<N>(r, p);
-  }
+  UNROLL for (int r = 0; r < R; ++r)
+    UNROLL for (int p = 0; p < P; ++p) sum[r][p] = run.template start_of<N>(r, p);
   const auto [row_step, term_step, source_step] = run.template steps<N, R>();
   const int64_t pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
@@ -85,17 +81,13 @@ void multiply(const Products& run) {
       // The addresses of eight rows that lie anywhere would take as many registers: those of every third, and one step
       // and two from there.
       const T* third[] = {weight, weight, weight};
-#pragma GCC unroll 2
-      for (int i = 1; i < 3; ++i)
+      UNROLL for (int i = 1; i < 3; ++i)
         if (Products::kInTensor && R > 3 * i) third[i] = opaque(third[i - 1] + 3 * row_step);
       Vec<T, N> x[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) x[p] = load<T, N>(source + p * pitch);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+      UNROLL for (int p = 0; p < P; ++p) x[p] = load<T, N>(source + p * pitch);
+      UNROLL for (int r = 0; r < R; ++r) {
         const T w = Products::kInTensor ? third[r / 3][r % 3 * row_step] : weight[r * row_step];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
+        UNROLL for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
       }
       ahead.step();
     }
@@ -131,7 +123,7 @@ void multiply_rows(const Products& run, int64_t rows, int64_t vectors) {
 // ---- results: a row is one of their channels, a term one of the source's, a vector a column -------------------------
 
 template <class S, class T>
-struct PointwiseResults : PointwiseProducts<S, T, false> {
+struct PointwiseResults : PointwiseProducts<T, false> {
   const T* start;  // of each row
   S* result;
   int64_t pixels, image;  // from row to row, from image to image
@@ -147,11 +139,9 @@ struct PointwiseResults : PointwiseProducts<S, T, false> {
   // What is written behind the loop.
   template <int N, int R, int P>
   __attribute__((always_inline)) void prefetch() const {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
+    UNROLL for (int p = 0; p < P; ++p) {
       const S* to = result + columns[p].image * image + columns[p].pixel;
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) __builtin_prefetch(to + r * pixels, 1);
+      UNROLL for (int r = 0; r < R; ++r) __builtin_prefetch(to + r * pixels, 1);
     }
   }
 
@@ -165,28 +155,22 @@ struct PointwiseResults : PointwiseProducts<S, T, false> {
     bool whole = true;
     for (int p = 0; p < P; ++p) whole = whole && columns[p].whole;
     if (whole) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
+      UNROLL for (int p = 0; p < P; ++p) {
         S* to = result + columns[p].image * image + columns[p].pixel;
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) ::store<T, N>(to + r * pixels, sum[r][p]);
+        UNROLL for (int r = 0; r < R; ++r) ::store<T, N>(to + r * pixels, sum[r][p]);
       }
       return;
     }
     // Of all before the first call: sums that outlive one would live in memory, in the loop above too.
     S results[P * R * N + N];  // a vector may be read from any lane on
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) ::store<T, N>(results + (p * R + r) * N, sum[r][p]);
-    }
+    UNROLL for (int p = 0; p < P; ++p)
+      UNROLL for (int r = 0; r < R; ++r) ::store<T, N>(results + (p * R + r) * N, sum[r][p]);
     for (int p = 0; p < P; ++p) {
       const Column& c = columns[p];
       S* to = result + c.image * image + c.pixel;
       for (int64_t lane = 0, pixel = c.pixel; lane < c.live; pixel = 0) {
         const int64_t now = least(c.live - lane, pixels - pixel);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
+        UNROLL for (int r = 0; r < R; ++r)
           store_first<T, N>(to + r * pixels, load<T, N>(results + (p * R + r) * N + lane), now);
         to += image - pixel, lane += now;
       }
@@ -197,11 +181,12 @@ struct PointwiseResults : PointwiseProducts<S, T, false> {
 // ---- grad_weight: a row is a channel of grad_output, a term a pixel, a lane a channel of the input ------------------
 
 // Or results in channels_last: a row is a pixel, a term a channel of the source, a lane one of the results'.
-// InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term].
+// InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term]. S: of the
+// results.
 template <class S, class T, bool InTensor>
-struct PointwiseSums : PointwiseProducts<S, T, InTensor> {
+struct PointwiseSums : PointwiseProducts<T, InTensor> {
   PointwiseSteps step;  // in a tensor
-  typename std::conditional<InTensor, S, T>::type* to;
+  S* to;
   int64_t row, lanes;  // from row to row; how many there are
   bool add;            // to what is there
   const T* start;      // of each lane; null: zeros
@@ -213,11 +198,8 @@ struct PointwiseSums : PointwiseProducts<S, T, InTensor> {
   // What is written behind the loop, or added to.
   template <int N, int R, int P>
   __attribute__((always_inline)) void prefetch() const {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) __builtin_prefetch(to + r * row + p * N, 1);
-    }
+    UNROLL for (int r = 0; r < R; ++r)
+      UNROLL for (int p = 0; p < P; ++p) __builtin_prefetch(to + r * row + p * N, 1);
   }
   template <int N>
   void advance(int64_t vectors) {
@@ -231,31 +213,22 @@ struct PointwiseSums : PointwiseProducts<S, T, InTensor> {
     const bool add = this->add;
     if (lanes >= P * N) {
       auto put = [&](auto adds) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r, at += row) {
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p)
+        UNROLL for (int r = 0; r < R; ++r, at += row)
+          UNROLL for (int p = 0; p < P; ++p)
             ::store<T, N>(at + p * N, adds ? sum[r][p] + load<T, N>(at + p * N) : sum[r][p]);
-        }
       };
       return add ? put(std::true_type()) : put(std::false_type());
     }
     T sums[R][P * N];  // of all before the first call, as above
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) ::store<T, N>(sums[r] + p * N, sum[r][p]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) {
+    UNROLL for (int r = 0; r < R; ++r)
+      UNROLL for (int p = 0; p < P; ++p) ::store<T, N>(sums[r] + p * N, sum[r][p]);
+    UNROLL for (int r = 0; r < R; ++r)
+      UNROLL for (int p = 0; p < P; ++p) {
         auto* const to = at + r * row + p * N;
         const auto now = load<T, N>(sums[r] + p * N);
         const int64_t live = lanes - p * N;
         store_first<T, N>(to, add ? now + load_first<T, N>(to, live) : now, live);
       }
-    }
   }
 };
 

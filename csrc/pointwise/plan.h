@@ -44,13 +44,9 @@ struct PointwisePlan : Request {
   // results in channels_last, if there are several groups, and for grad_weight of contiguous tensors.
   static bool takes(const convgrad_problem& q) {
     const bool results = q.outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
-    bool fits = q.layout == CONVGRAD_CHANNELS_LAST
-                    ? q.groups == 1 || !results || most(q.in_per_group, q.out_per_group) > 16
-                    : q.in_per_group > 8 || !(q.outputs & CONVGRAD_GRAD_WEIGHT);
-    for (int d = 0; d < 3; ++d)  // a single position has any stride
-      fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
-             (q.stride[d] == 1 || q.input[d] == 1);
-    return fits;
+    if (!is_product(q)) return false;
+    if (q.layout == CONVGRAD_CONTIGUOUS) return q.in_per_group > 8 || !(q.outputs & CONVGRAD_GRAD_WEIGHT);
+    return q.groups == 1 || !results || most(q.in_per_group, q.out_per_group) > 16;
   }
 
   int64_t inputs() const { return backward ? results : sources; }

@@ -29,10 +29,6 @@ class Pointwise {
   };
 
  protected:
-  struct Scratch {
-    T *source, *other, *transposed, *packed, *item_weight;
-    Column* columns;
-  };
   struct Sums {
     T *weight, *bias;
   };
@@ -82,24 +78,20 @@ class Pointwise {
   template <class Call>
   static void run_call(const Call& call, char* memory, int threads) {
     const Plan& p = call.p;
-    auto pack = [&](Range all, const Scratch&) {
+    auto pack = [&](Range all, char*) {
       for (int64_t i = all.low, group; i < all.high; i = (group + 1) * p.panels) {
         group = i / p.panels;
         call.pack_weights(group, {i - group * p.panels, least(p.panels, all.high - group * p.panels)});
       }
     };
-    auto scratch = [&](int64_t thread) {
-      char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.source.in(at), p.other.in(at), p.transposed.in(at),
-                     p.packed.in(at), p.item_weight.in(at),  p.columns.in(at)};
-    };
+    auto scratch = [&](int64_t thread) { return p.memory.of_thread(memory, thread); };
     auto reduce = [&](Range elements) {
       reduce_partials<T, N>(static_cast<S*>(call.t.grad_weight), p.weights(), static_cast<S*>(call.t.grad_bias),
                             call.partial, p.sums(), p.segments, elements);
     };
     run_items(
         threads, p.packs_before_items() ? p.groups * p.panels : 0, pack, p.items(), scratch,
-        [&](Scratch& s, int64_t item) { call.run_item(s, item); }, p.partial.bytes ? p.sums() : 0, reduce);
+        [&](char* own, int64_t item) { call.run_item(own, item); }, p.partial.bytes ? p.sums() : 0, reduce);
   }
 };
 

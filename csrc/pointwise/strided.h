@@ -16,8 +16,7 @@ inline convgrad_problem without_stride(convgrad_problem q) {
 inline bool takes_strided_pointwise(const convgrad_problem& q) {
   bool fits = most(q.in_per_group, q.out_per_group) > (q.layout == CONVGRAD_CHANNELS_LAST ? 16 : 31);
   fits = fits && !(q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS);  // the sum of all positions
-  for (int d = 0; d < 3; ++d)
-    fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && (q.output[d] - 1) * q.stride[d] < q.input[d];
+  for (int d = 0; d < 3; ++d) fits = fits && (q.output[d] - 1) * q.stride[d] < q.input[d];
   return fits && PointwisePlan::takes(without_stride(q));
 }
 
@@ -32,6 +31,8 @@ class StridedPointwise {
     Array<char> own;  // of the kernels
     int64_t images, channels, size[3], taken[3], stride[3];
     bool channels_last;
+
+    int64_t width() const { return channels_last ? channels : 1; }  // elements of a position
   };
 
   static Plan make_plan(const convgrad_problem& q) {
@@ -73,14 +74,13 @@ class StridedPointwise {
     for (int64_t i = 0; i < positions; ++i, to += to_step, from += from_step)
       width == 1 ? void(*to = *from) : void(memcpy(to, from, sizeof(S) * static_cast<size_t>(width)));
   }
-  static int64_t width(const Plan& p) { return p.channels_last ? p.channels : 1; }
   static int64_t row_of(const int64_t (&size)[3], int64_t plane, int64_t slice, int64_t row) {
     return ((plane * size[0] + slice) * size[1] + row) * size[2];
   }
 
   static void collect(const Plan& p, const convgrad_tensors& t, S* taken, int threads) {
     const S* const input = static_cast<const S*>(t.input);
-    const int64_t width = StridedPointwise::width(p);
+    const int64_t width = p.width();
     each_row(p, p.taken[0], p.taken[1], threads, [&](int64_t plane, int64_t z, int64_t y) {
       const S* const from = input + row_of(p.size, plane, z * p.stride[0], y * p.stride[1]) * width;
       copy(taken + row_of(p.taken, plane, z, y) * width, width, from, p.stride[2] * width, p.taken[2], width);
@@ -91,7 +91,7 @@ class StridedPointwise {
   static void spread(const Plan& p, const convgrad_tensors& t, const S* taken, int threads) {
     S* const grad_input = static_cast<S*>(t.grad_input);
     const S* const bias = static_cast<const S*>(t.bias);
-    const int64_t width = StridedPointwise::width(p), step = p.stride[1];
+    const int64_t width = p.width(), step = p.stride[1];
     each_row(p, p.size[0], ceil_div(p.size[1], step), threads, [&](int64_t plane, int64_t z, int64_t y) {
       const int64_t positions = least(step, p.size[1] - y * step) * p.size[2];
       S* const to = grad_input + row_of(p.size, plane, z, y * step) * width;

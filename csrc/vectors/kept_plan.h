@@ -7,7 +7,7 @@
 
 #include "../convgrad_native.h"
 
-// Of the memory, all but for what `keep_in_front` puts in front of another kernels' plan.
+// Of the memory, all but for what `keep_in_front` (products.h) puts in front of another kernels' plan.
 constexpr int kOrdinaryBytes = 704;
 
 struct KeptPlan {
@@ -24,20 +24,4 @@ P* keep(const P& plan, void* memory) {
   static_assert(std::is_trivially_copyable<P>::value, "a plan is copied, and never freed");
   static_assert(sizeof(P) <= kBytes, "the memory of a plan must hold it");
   return new (memory) P(plan);
-}
-
-// In front of the ordinary kernels' plan, which `make` makes and which computes anew where `Call` returns false:
-// results have infinities or NaNs.
-template <class Call, class Plan>
-void keep_in_front(const char* name, const Plan& plan, void (*make)(const convgrad_problem&, void*),
-                   const convgrad_problem& q, void* memory) {
-  auto* p = keep<Plan, CONVGRAD_PLAN_BYTES - kOrdinaryBytes>(plan, memory);
-  make(q, p + 1);
-  const int64_t own = plan.memory.bytes(q.threads), ordinary = reinterpret_cast<const KeptPlan*>(p + 1)->bytes;
-  p->name = name, p->bytes = own > ordinary ? own : ordinary;
-  p->run = [](const KeptPlan& kept, const convgrad_tensors& t, char* memory, int threads) {
-    const Plan& plan = static_cast<const Plan&>(kept);
-    const KeptPlan& ordinary = *reinterpret_cast<const KeptPlan*>(&plan + 1);
-    if (!Call(plan, t, memory).run(threads)) ordinary.run(ordinary, t, memory, threads);
-  };
 }

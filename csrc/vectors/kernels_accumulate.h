@@ -27,26 +27,20 @@ template <class T, int N, int R, int W, int U, int V, bool Sliding, class X>
 inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* grad, const X* input, int64_t step,
                        const Rows<X>& r) {
   Vec<T, N> g[V];
-#pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) g[v] = load<T, N>(grad + v * r.grad_pixel);
-#pragma GCC unroll 10
-  for (int j = 0; j < R; ++j) {
+  UNROLL for (int v = 0; v < V; ++v) g[v] = load<T, N>(grad + v * r.grad_pixel);
+  UNROLL for (int j = 0; j < R; ++j) {
     const X* row = opaque(input + offset[j]);
     if constexpr (Sliding && W > 1) {
-#pragma GCC unroll 18
-      for (int i = 0; i < V + W - 1; ++i) {
+      UNROLL for (int i = 0; i < V + W - 1; ++i) {
         Vec<T, N> x = load<T, N>(row + i * step);
         if constexpr (kVectorBytes == 64 || U * R * W + V < 14) x = opaque(x);  // else GCC would keep sums on the stack
-#pragma GCC unroll 10
-        for (int k = 0; k < W; ++k)
+        UNROLL for (int k = 0; k < W; ++k)
           if (i >= k && i - k < V) sum[(i - k) % U][j * W + k] += g[i - k] * x;
       }
     } else {
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-#pragma GCC unroll 10
-        for (int k = 0; k < W; ++k) sum[v % U][j * W + k] += g[v] * load<T, N>(row + v * r.input_pixel + k * step);
-      }
+      UNROLL for (int v = 0; v < V; ++v)
+        UNROLL for (int k = 0; k < W; ++k)
+          sum[v % U][j * W + k] += g[v] * load<T, N>(row + v * r.input_pixel + k * step);
     }
   }
 }
@@ -56,11 +50,9 @@ template <class T, int N, int R, int W, int First, int Last, class X>
 inline void add_border(Vec<T, N>* sum, const int64_t* offset, const X*& grad, const X*& input, int64_t step,
                        const Rows<X>& r) {
   const Vec<T, N> g = load<T, N>(grad);
-#pragma GCC unroll 10
-  for (int j = 0; j < R; ++j) {
+  UNROLL for (int j = 0; j < R; ++j) {
     const X* row = opaque(input + offset[j]);
-#pragma GCC unroll 10
-    for (int k = First; k < Last; ++k) sum[j * W + k] += g * load<T, N>(row + k * step);
+    UNROLL for (int k = First; k < Last; ++k) sum[j * W + k] += g * load<T, N>(row + k * step);
   }
   grad += r.grad_pixel, input += r.input_pixel;
 }
@@ -86,8 +78,7 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
   constexpr auto kBorders = std::make_integer_sequence<int, W - 1>();
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];
-#pragma GCC unroll 10
-  for (int j = 0; j < R; ++j) offset[j] = taps[j * along].source;
+  UNROLL for (int j = 0; j < R; ++j) offset[j] = taps[j * along].source;
   const int64_t due = r.prefetcher->due(K * r.pixels);
   for (int64_t d = 0; d < r.depth; ++d) {
     for (int64_t h = 0; h < r.rows; ++h) {
@@ -108,11 +99,9 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
       }
     }
   }
-#pragma GCC unroll 10
-  for (int k = 0; k < K; ++k) {
+  UNROLL for (int k = 0; k < K; ++k) {
     Vec<T, N> total = sum[0][k];
-#pragma GCC unroll 8
-    for (int u = 1; u < U; ++u) total += sum[u][k];
+    UNROLL for (int u = 1; u < U; ++u) total += sum[u][k];
     add_to<T, N>(sums + taps[k / W * along + k % W].weight, total);
   }
 }

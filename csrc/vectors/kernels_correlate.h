@@ -45,15 +45,12 @@ struct ResultRows {
 template <class T, int N, int P, int G, class X>
 inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* weight, const Tap* taps) {
   Vec<T, N> w[G];
-#pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) w[g] = load<T, N>(weight + taps[g].weight);
+  UNROLL for (int g = 0; g < G; ++g) w[g] = load<T, N>(weight + taps[g].weight);
   source += taps->source;
-#pragma GCC unroll 16
-  for (int i = 0; i < P + G - 1; ++i) {
+  UNROLL for (int i = 0; i < P + G - 1; ++i) {
     Vec<T, N> x = load<T, N>(source + i * step);
     if constexpr (G > 1 && kVectorBytes == 64) x = opaque(x);  // with fewer registers, GCC would keep sums on the stack
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g)
+    UNROLL for (int g = 0; g < G; ++g)
       if (i >= g && i - g < P) sum[i - g] += w[g] * x;
   }
 }
@@ -72,8 +69,7 @@ void correlate(const ResultRows<T, X, S>& run, int64_t lane, int64_t live) {
   for (int64_t row = 0; row < run.rows; ++row, source += run.source_row, to += run.result_row) {
     run.prefetcher->advance(due);
     Vec<T, N> sum[P];
-#pragma GCC unroll 12
-    for (int p = 0; p < P; ++p) sum[p] = start;
+    UNROLL for (int p = 0; p < P; ++p) sum[p] = start;
     for (const Tap* tap = taps; tap != end;) {
       if constexpr (G == 1) {
         add_taps<T, N, P, 1>(sum, source, step, weight, tap++);
@@ -84,11 +80,9 @@ void correlate(const ResultRows<T, X, S>& run, int64_t lane, int64_t live) {
       }
     }
     if (live >= N) {
-#pragma GCC unroll 12
-      for (int p = 0; p < P; ++p) store<T, N>(to + p * run.result_step, sum[p]);
+      UNROLL for (int p = 0; p < P; ++p) store<T, N>(to + p * run.result_step, sum[p]);
     } else {
-#pragma GCC unroll 12
-      for (int p = 0; p < P; ++p) store_first<T, N>(to + p * run.result_step, sum[p], live);
+      UNROLL for (int p = 0; p < P; ++p) store_first<T, N>(to + p * run.result_step, sum[p], live);
     }
   }
 }

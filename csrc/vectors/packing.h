@@ -45,20 +45,15 @@ struct Packing {
     T* at_row = to;
     for (int64_t done = 0;;) {
       Vec<T, N> v[N];
-#pragma GCC unroll 16
-      for (int l = 0; l < N; ++l) v[l] = load<T, N>(lane[l] + pixel + done);
-      if (live < N) {  // indices known when compiled, here and below: else the vectors would live in memory
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) v[l] = l < live ? v[l] : Vec<T, N>{};
-      }
+      UNROLL for (int l = 0; l < N; ++l) v[l] = load<T, N>(lane[l] + pixel + done);
+      if (live < N)
+        UNROLL for (int l = 0; l < N; ++l) v[l] = l < live ? v[l] : Vec<T, N>{};
       transpose<T, N>(v);
       if (column + N <= width) {
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) store<T, N>(at_row + (column + l) * N, v[l]);
+        UNROLL for (int l = 0; l < N; ++l) store<T, N>(at_row + (column + l) * N, v[l]);
         column += N;
       } else {
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) {
+        UNROLL for (int l = 0; l < N; ++l) {
           if (column == width) column = 0, at_row += row;
           store<T, N>(at_row + column++ * N, v[l]);
         }
@@ -88,18 +83,8 @@ struct Packing {
         continue;
       }
       const int64_t at = least(done, count - N);
-      Vec<T, N> v[N];
-#pragma GCC unroll 16
-      for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + (at + l) * pitch);
-      transpose<T, N>(v);
-      if (live == N) {
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) store<T, N>(lane[l] + pixel + at, v[l]);
-      } else {
-#pragma GCC unroll 16
-        for (int l = 0; l < N; ++l)
-          if (l < live) store<T, N>(lane[l] + pixel + at, v[l]);
-      }
+      transpose<T, N>([&](int l) { return load<T, N>(from + (at + l) * pitch); },
+                      [&](int l, Vec<T, N> v) { l < live ? store<T, N>(lane[l] + pixel + at, v) : void(); });
       done = at + N;
     }
   }
@@ -110,8 +95,7 @@ struct Packing {
       for (; count >= kTogether; count -= kTogether, to += kTogether * N, from += kTogether * x.width) {
         T* at = to;
         for (int64_t c = 0; c < b.live; c += N, at += vector) {
-#pragma GCC unroll 8
-          for (int i = 0; i < kTogether; ++i) store<T, N>(at + i * N, load<T, N>(from + c + i * x.width));
+          UNROLL for (int i = 0; i < kTogether; ++i) store<T, N>(at + i * N, load<T, N>(from + c + i * x.width));
         }
       }
     }

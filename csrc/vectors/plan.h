@@ -98,6 +98,14 @@ inline Region region_at(const TapRange& r, int64_t base, int64_t step, int64_t l
   return z;
 }
 
+// Whether a problem is a matrix product: kernels of one element, no padding, no positions left out.
+inline bool is_product(const convgrad_problem& q) {
+  for (int d = 0; d < 3; ++d)  // a single position has any stride
+    if (q.kernel[d] != 1 || q.padding[d] || q.output[d] != q.input[d] || (q.stride[d] != 1 && q.input[d] != 1))
+      return false;
+  return true;
+}
+
 // Piece `i` of `n` nearly equal ones.
 inline Range share(int64_t size, int64_t i, int64_t n) {
   return n == 1 ? Range{0, size} : Range{size * i / n, size * (i + 1) / n};

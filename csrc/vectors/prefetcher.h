@@ -1,11 +1,6 @@
 // Memory that the next unit of work will read and write, prefetched while this one computes: a line for every so many
 // multiply-adds, so that neither waits for the other. The processor's own prefetching does that for long runs; short
-// planes are over before it has seen their order.
-//
-// Without it layers whose operands come from memory take longer (a Xeon with AVX-512, one thread): planes of 7x7 and
-// 14x14 up to 1.24x, grad_weight of 5x5 and 7x7 kernels in channels_last 1.1x to 1.4x. Without other prefetching,
-// results in channels_last up to 1.2x, its grad_weight of 3x3 kernels on 7x7 and contiguous rows (depthwise/planar.h)
-// up to 1.5x, small groups with a stride up to 1.27x.
+// planes are over before it has seen their order. docs/kernels.md has what that gains.
 #pragma once
 
 #include "plan.h"

@@ -11,8 +11,7 @@ namespace {
 template <class T, int N, int B = N / 2>
 inline Vec<T, N> sum_lanes(Vec<T, N>* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, N>();
-#pragma GCC unroll 8
-  for (int i = 0; i < B; ++i)
+  UNROLL for (int i = 0; i < B; ++i)
     rows[i] = exchange<B, false>(rows[i], rows[i + B], lanes) + exchange<B, true>(rows[i], rows[i + B], lanes);
   if constexpr (B > 1) sum_lanes<T, N, B / 2>(rows);
   return rows[0];
@@ -23,8 +22,7 @@ template <class T, int N>
 void add_lanes(T* to, const T* rows, int64_t count) {
   for (; count > 0; count -= N, to += N, rows += N * N) {
     Vec<T, N> v[N] = {};
-#pragma GCC unroll 16
-    for (int i = 0; i < N; ++i)
+    UNROLL for (int i = 0; i < N; ++i)
       if (i < count) v[i] = load<T, N>(rows + i * N);
     const Vec<T, N> sums = sum_lanes<T, N>(v);
     for (int i = 0; i < N && i < count; ++i) to[i] += sums[i];
@@ -36,18 +34,14 @@ void add_lanes(T* to, const T* rows, int64_t count) {
 template <class T, int N, int A, int B>
 __attribute__((always_inline)) inline void store_lanes(T* to, int64_t row, const Vec<T, N> (&sums)[A][B], bool add) {
   T total[(A * B + N - 1) / N * N];
-#pragma GCC unroll 24
-  for (int first = 0; first < A * B; first += N) {
+  UNROLL for (int first = 0; first < A * B; first += N) {
     Vec<T, N> rows[N];
-#pragma GCC unroll 16
-    for (int l = 0; l < N; ++l) rows[l] = first + l < A * B ? sums[(first + l) / B][(first + l) % B] : Vec<T, N>{};
+    UNROLL for (int l = 0; l < N; ++l)
+      rows[l] = first + l < A * B ? sums[(first + l) / B][(first + l) % B] : Vec<T, N>{};
     store<T, N>(total + first, sum_lanes<T, N>(rows));
   }
-#pragma GCC unroll 4
-  for (int a = 0; a < A; ++a, to += row) {
-#pragma GCC unroll 24
-    for (int b = 0; b < B; ++b) to[b] = add ? to[b] + total[a * B + b] : total[a * B + b];
-  }
+  UNROLL for (int a = 0; a < A; ++a, to += row)
+    UNROLL for (int b = 0; b < B; ++b) to[b] = add ? to[b] + total[a * B + b] : total[a * B + b];
 }
 
 template <class T, int N>
@@ -60,13 +54,22 @@ inline T sum_of_lanes(const Vec<T, N>& v) {
   return sum;
 }
 
+// Whether none of `count` elements is an infinity or NaN.
+template <class T, int N>
+inline bool all_finite(const T* from, int64_t count) {
+  Vec<T, N> zero[4] = {};  // several sums: each addition waits for the one before
+  for (; count >= 4 * N; count -= 4 * N)
+    for (int i = 0; i < 4; ++i, from += N) zero[i] += load<T, N>(from) * T(0);
+  for (; count > 0; count -= N, from += N) zero[0] += load_first<T, N>(from, count) * T(0);
+  return sum_of_lanes<T, N>((zero[0] + zero[1]) + (zero[2] + zero[3])) == 0;
+}
+
 // The sum of `count` vectors, `step` elements apart.
 template <class T, int N, class S>
 inline Vec<T, N> sum_vectors(const S* from, int64_t step, int64_t count) {
   Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
   for (; count >= 4; count -= 4) {
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u, from += step) total[u] += load<T, N>(from);
+    UNROLL for (int u = 0; u < 4; ++u, from += step) total[u] += load<T, N>(from);
   }
   for (; count > 0; --count, from += step) total[0] += load<T, N>(from);
   return (total[0] + total[1]) + (total[2] + total[3]);

@@ -16,6 +16,9 @@
 #include <immintrin.h>
 #endif
 
+// In front of a loop over an array of vectors: unrolled, these stay in registers.
+#define UNROLL _Pragma("GCC unroll 32")
+
 namespace {
 
 #if defined(CONVGRAD_VECTOR_BYTES)  // tests: any width runs on any processor, if slowly
@@ -268,22 +271,6 @@ inline Mask<T, N> first_lanes(int64_t count) {
   return lane < static_cast<LaneInteger<T>>(count);
 }
 
-// Whether none of `count` elements is an infinity or NaN.
-template <class T, int N>
-inline bool all_finite(const T* from, int64_t count) {
-  Vec<T, N> sum = {}, more[3] = {};  // several sums: each addition waits for the one before
-  for (; count >= 4 * N; count -= 4 * N, from += 4 * N) {
-    sum += load<T, N>(from) * T(0);
-    for (int i = 0; i < 3; ++i) more[i] += load<T, N>(from + (i + 1) * N) * T(0);
-  }
-  for (; count >= N; count -= N, from += N) sum += load<T, N>(from) * T(0);
-  if (count) sum += load_first<T, N>(from, count) * T(0);
-  sum += more[0] + more[1] + more[2];
-  bool finite = true;
-  for (int i = 0; i < N; ++i) finite = finite && sum[i] == T(0);
-  return finite;
-}
-
 // ---- functions compiled for each of several sizes -----------------------------------------------------------------
 
 template <class Make, int... I>
@@ -319,14 +306,21 @@ inline V exchange(V a, V b, std::integer_sequence<int, I...>) {
 template <class T, int N, int B = N / 2>
 inline void transpose(Vec<T, N>* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, N>();
-#pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) {
+  UNROLL for (int i = 0; i < N; ++i) {
     if (i & B) continue;
     const Vec<T, N> a = rows[i], b = rows[i + B];
     rows[i] = exchange<B, false>(a, b, lanes);
     rows[i + B] = exchange<B, true>(a, b, lanes);
   }
   if constexpr (B > 1) transpose<T, N, B / 2>(rows);
+}
+// get(0), ... get(N - 1) are the rows of a square; put(l, column) for each of its columns.
+template <class T, int N, class Get, class Put>
+__attribute__((always_inline)) inline void transpose(const Get& get, const Put& put) {
+  Vec<T, N> square[N];
+  UNROLL for (int l = 0; l < N; ++l) square[l] = get(l);
+  transpose<T, N>(square);
+  UNROLL for (int l = 0; l < N; ++l) put(l, square[l]);
 }
 
 // The same pointer, and the same vector in a register, about which the compiler knows nothing. Else it keeps a pointer

@@ -15,13 +15,11 @@
 // transformed values stay in the cache.
 #pragma once
 
-#include <atomic>
 #include <utility>
 
 #include "../pointwise/kernels.h"
-#include "../vectors/kept_plan.h"
-#include "../vectors/memory.h"
 #include "../vectors/parallel.h"
+#include "../vectors/products.h"
 #include "../vectors/vector.h"
 
 namespace {
@@ -74,16 +72,13 @@ class Winograd {
   static constexpr int kRows = kAlongRows ? 4 : 1, kColumns = kAlongColumns ? 4 : 1;
   static constexpr int kFrequencies = kRows * kColumns, kElements = kKernelRows * kKernelColumns;
 
-  struct Plan : KeptPlan {
-    int64_t images, groups, sources, results;  // channels of a group
-    bool channels_last, backward, sums;        // grad_input; grad_weight
+  struct Plan : ProductPlan {
     int64_t source[3], result[3];              // sizes
     int64_t padding[3], apart[3];              // kernel element k of result i reads source i - padding + k * apart
     int64_t taps;                              // kernel elements in depth
     int64_t classes[2], rows, stretches;       // of results that are `apart`: rows of tiles, and pieces of one
     int64_t tiles;                             // of a unit
     int64_t units, blocks, parts, segments;    // parts of the results' channels; segments of the blocks
-    Memory memory;
     Array<T> weight, sum;                     // of all threads
     Array<T> values, outer, product, transposed;  // of each
     Array<T> slab;
@@ -104,8 +99,7 @@ class Winograd {
   };
 
   static bool takes(const convgrad_problem& q) {
-    const int outputs = CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT;
-    bool fits = (q.outputs & outputs) == q.outputs && (q.outputs & (q.outputs - 1)) == 0 && q.batch > 0;
+    bool fits = ProductPlan::takes(q) && q.batch > 0;
     fits = fits && q.dtype == (sizeof(T) == 8 ? CONVGRAD_FLOAT64 : CONVGRAD_FLOAT32);
     for (int d = 0; d < 3; ++d)
       fits = fits && q.stride[d] == 1 && q.input[d] > 0 && q.output[d] > 0;
@@ -117,12 +111,7 @@ class Winograd {
 
   static Plan make_plan(const convgrad_problem& q) {
     Plan p = {};
-    p.threads = q.threads;
-    p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-    p.images = q.batch, p.groups = q.groups, p.taps = q.kernel[0];
-    p.sums = q.outputs == CONVGRAD_GRAD_WEIGHT, p.backward = q.outputs == CONVGRAD_GRAD_INPUT;
-    p.sources = p.backward ? q.out_per_group : q.in_per_group;
-    p.results = p.backward ? q.in_per_group : q.out_per_group;
+    p.set(q), p.taps = q.kernel[0];
     for (int d = 0; d < 3; ++d) {
       p.source[d] = p.backward ? q.output[d] : q.input[d];
       p.result[d] = p.backward ? q.input[d] : q.output[d];
@@ -252,14 +241,12 @@ class Winograd {
       const T* const first = from + (u.image * tensor.width + channel) * pixels + row;
       for (int64_t j = there.low; j < there.high; j += N) {
         const int64_t now = least(N, there.high - j);
-        V square[N];
-        for (int l = 0; l < N; ++l) {
+        auto get = [&](int l) {
           const T* const at = first + l * pixels + j * step;
           __builtin_prefetch(at + ahead);
-          square[l] = l < live ? load_steps(at, step, now) : V{};
-        }
-        transpose<T, N>(square);
-        for (int64_t i = 0; i < now; ++i) store<T, N>(to + (j + i) * N, square[i]);
+          return l < live ? load_steps(at, step, now) : V{};
+        };
+        transpose<T, N>(get, [&](int l, V v) { l < now ? store<T, N>(to + (j + l) * N, v) : void(); });
       }
     }
   }
@@ -291,10 +278,8 @@ class Winograd {
     };
     for (int i = 0; i < kShared; ++i) column(i, i);
     for (int64_t tile = 0; tile < p.tiles; ++tile, to += pitch) {
-#pragma GCC unroll 2
-      for (int i = kShared; i < kColumns; ++i) column(i, kTileColumns * tile + i);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
+      UNROLL for (int i = kShared; i < kColumns; ++i) column(i, kTileColumns * tile + i);
+      UNROLL for (int r = 0; r < kRows; ++r) {
         V d[kColumns], f[kColumns];
         for (int i = 0; i < kColumns; ++i) d[i] = c[i][r];
         Across::source(d, f);
@@ -313,8 +298,7 @@ class Winograd {
         for (int r = 0; r < kTileRows; ++r) y[r] = load<T, N>(slab + r * row + (kTileColumns * tile + j) * N);
         Down::outer(y, c[j]);
       }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
+      UNROLL for (int r = 0; r < kRows; ++r) {
         V y[kTileColumns], f[kColumns];
         for (int j = 0; j < kTileColumns; ++j) y[j] = c[j][r];
         Across::outer(y, f);
@@ -347,12 +331,9 @@ class Winograd {
   }
   // Rows of `count` elements, `row` apart, become `count` vectors of `live` lanes.
   static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
-    for (int64_t i = 0; i < count; i += N) {
-      V square[N];
-      for (int l = 0; l < N; ++l) square[l] = l < live ? load_first<T, N>(from + l * row + i, count - i) : V{};
-      transpose<T, N>(square);
-      for (int64_t k = 0; k < N; ++k) store<T, N>(to + (i + k) * N, square[k]);
-    }
+    for (int64_t i = 0; i < count; i += N)
+      transpose<T, N>([&](int l) { return l < live ? load_first<T, N>(from + l * row + i, count - i) : V{}; },
+                      [&](int l, V v) { store<T, N>(to + (i + l) * N, v); });
   }
   // Of a vector of results: [frequency][group and vector of results][kernel element in depth and source][lane].
   void pack_weight(char* own, int64_t i) const {
@@ -464,8 +445,7 @@ class Winograd {
     if (t.bias) start = load_first<T, N>(static_cast<const T*>(t.bias) + channel, live);
     for (int64_t tile = 0; tile < p.tiles; ++tile, from += kProducts) {
       V rows[kTileRows][kColumns];
-#pragma GCC unroll 4
-      for (int k = 0; k < kColumns; ++k) {
+      UNROLL for (int k = 0; k < kColumns; ++k) {
         V m[kRows], y[kTileRows];
         for (int r = 0; r < kRows; ++r) m[r] = load<T, N>(from + (kColumns * r + k) * frequency);
         Down::results(m, y);
@@ -495,11 +475,10 @@ class Winograd {
       }
       T* const at = to + (u.image * result.width + channel) * pixels + row;
       for (int64_t j = 0; j < count; j += N) {
-        V square[N];
-        for (int l = 0; l < N; ++l) square[l] = j + l < count ? load<T, N>(results + (j + l) * N) : V{};
-        transpose<T, N>(square);
-        for (int64_t l = 0; l < live; ++l)
-          store_steps(at + l * pixels + j * step, square[l], step, least(N, count - j));
+        auto get = [&](int l) { return j + l < count ? load<T, N>(results + (j + l) * N) : V{}; };
+        transpose<T, N>(get, [&](int l, V v) {
+          if (l < live) store_steps(at + l * pixels + j * step, v, step, least(N, count - j));
+        });
       }
     }
   }

@@ -32,11 +32,8 @@ namespace detail {
 
 inline c10::OperatorHandle find(const char* name) {
   const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
-  TORCH_CHECK(
-      op.has_value(),
-      "the operator ",
-      name,
-      " is not registered: import convgrad in Python before the first call from C++");
+  TORCH_CHECK(op.has_value(), "the operator ", name,
+              " is not registered: import convgrad in Python before the first call from C++");
   return *op;
 }
 
@@ -50,47 +47,31 @@ auto with_c10_errors(const Call& call) {
     throw;
   } catch (const std::exception& error) {
     std::string what = error.what();
-    if (what.rfind("KeyboardInterrupt", 0) == 0 || what.rfind("SystemExit", 0) == 0) {
-      throw;
-    }
+    if (what.rfind("KeyboardInterrupt", 0) == 0 || what.rfind("SystemExit", 0) == 0) throw;
     what.resize(std::min(what.size(), what.rfind("\n\nAt:\n")));
     const auto colon = what.find(": ");
-    if (colon < what.find_first_of(" \n")) { // a type, which is one word
-      what.erase(0, colon + 2);
-    }
+    if (colon < what.find_first_of(" \n")) what.erase(0, colon + 2);  // a type, which is one word
     throw c10::Error(what);
   }
 }
 
-} // namespace detail
+inline constexpr auto symbolic = c10::fromIntArrayRefSlow;
+
+}  // namespace detail
 
 /// An N-d convolution, or with `transposed` an N-d transposed convolution; the arguments are those of at::convolution.
 ///
 /// input [N, C_in, *in], weight [C_out, C_in / groups, *k] (transposed: [C_in, C_out / groups, *k]), bias [C_out] or
 /// nothing. stride, dilation and output_padding have one entry a dimension, padding one or two (low and high of each
 /// dimension in turn). Throws c10::Error for sizes that do not belong together.
-inline at::Tensor convolution(
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    const std::optional<at::Tensor>& bias,
-    c10::IntArrayRef stride,
-    c10::IntArrayRef padding,
-    c10::IntArrayRef dilation,
-    bool transposed,
-    c10::IntArrayRef output_padding,
-    int64_t groups) {
+inline at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                              c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation,
+                              bool transposed, c10::IntArrayRef output_padding, int64_t groups) {
+  using detail::symbolic;
   static const auto op = detail::find("convgrad::convolution").typed<at::_ops::convolution::schema>();
   return detail::with_c10_errors([&] {
-    return op.call(
-        input,
-        weight,
-        bias,
-        c10::fromIntArrayRefSlow(stride),
-        c10::fromIntArrayRefSlow(padding),
-        c10::fromIntArrayRefSlow(dilation),
-        transposed,
-        c10::fromIntArrayRefSlow(output_padding),
-        groups);
+    return op.call(input, weight, bias, symbolic(stride), symbolic(padding), symbolic(dilation), transposed,
+                   symbolic(output_padding), groups);
   });
 }
 
@@ -99,58 +80,28 @@ inline at::Tensor convolution(
 ///
 /// grad_output is like the result of `convolution`; bias_sizes is {C_out} or nothing.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    c10::OptionalIntArrayRef bias_sizes,
-    c10::IntArrayRef stride,
-    c10::IntArrayRef padding,
-    c10::IntArrayRef dilation,
-    bool transposed,
-    c10::IntArrayRef output_padding,
-    int64_t groups,
-    std::array<bool, 3> output_mask) {
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
+    c10::OptionalIntArrayRef bias_sizes, c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation,
+    bool transposed, c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> output_mask) {
+  using detail::symbolic;
   static const auto op = detail::find("convgrad::convolution_backward").typed<at::_ops::convolution_backward::schema>();
   return detail::with_c10_errors([&] {
-    return op.call(
-        grad_output,
-        input,
-        weight,
-        bias_sizes.has_value() ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(*bias_sizes)) : std::nullopt,
-        c10::fromIntArrayRefSlow(stride),
-        c10::fromIntArrayRefSlow(padding),
-        c10::fromIntArrayRefSlow(dilation),
-        transposed,
-        c10::fromIntArrayRefSlow(output_padding),
-        groups,
-        output_mask);
+    at::OptionalSymIntArrayRef sizes;
+    if (bias_sizes.has_value()) sizes = symbolic(*bias_sizes);
+    return op.call(grad_output, input, weight, sizes, symbolic(stride), symbolic(padding), symbolic(dilation),
+                   transposed, symbolic(output_padding), groups, output_mask);
   });
 }
 
 /// The same without bias_sizes: a grad_bias that is asked for is [C_out].
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
-    const at::Tensor& grad_output,
-    const at::Tensor& input,
-    const at::Tensor& weight,
-    c10::IntArrayRef stride,
-    c10::IntArrayRef padding,
-    c10::IntArrayRef dilation,
-    bool transposed,
-    c10::IntArrayRef output_padding,
-    int64_t groups,
-    std::array<bool, 3> output_mask) {
-  return convgrad::convolution_backward( // qualified: at::convolution_backward takes the same types
-      grad_output,
-      input,
-      weight,
-      c10::OptionalIntArrayRef(std::nullopt),
-      stride,
-      padding,
-      dilation,
-      transposed,
-      output_padding,
-      groups,
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, c10::IntArrayRef stride,
+    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed, c10::IntArrayRef output_padding,
+    int64_t groups, std::array<bool, 3> output_mask) {
+  const c10::OptionalIntArrayRef bias_sizes = std::nullopt;
+  return convgrad::convolution_backward(  // qualified: at::convolution_backward takes the same types
+      grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
       output_mask);
 }
 
-} // namespace convgrad
+}  // namespace convgrad
