@@ -27,7 +27,7 @@ WHEELS := wheel-x86_64 wheel-aarch64
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # What `make check` runs.
-CORE := tests/test_problem.py tests/test_problem_text.py tests/test_shapes.py tests/functional \
+CORE := tests/problem tests/functional \
   tests/ops/test_autograd.py tests/backends/test_conformance.py::test_some_of_the_default_problems
 
 .PHONY: demo check test test-all lint format bench docs notebooks wheel sdist $(WHEELS) clean

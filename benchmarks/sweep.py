@@ -28,7 +28,7 @@ from result_rows import CONDITIONS, Results, conditions_here, deadline, prepare
 from convgrad._compat import channels_last_of, cpu_lacks
 from convgrad.engine import backends, get_backend, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
-from convgrad.sizes import Dimension, fields_of, output_length
+from convgrad.problem.sizes import Dimension, fields_of, output_length
 
 CPU = torch.device("cpu")
 #: What is measured.

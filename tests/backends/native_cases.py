@@ -12,7 +12,7 @@ from convgrad._compat import channels_last_of
 from convgrad.backends import _native_library as library
 from convgrad.backends.native import NativeBackend
 from convgrad.problem import PADDING_MODES, ConvProblem
-from convgrad.sizes import Dimension, fields_of, output_length
+from convgrad.problem.sizes import Dimension, fields_of, output_length
 
 BACKEND = NativeBackend()
 CPU = torch.device("cpu")

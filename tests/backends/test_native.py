@@ -22,7 +22,7 @@ import convgrad
 from convgrad.backends import _native_library as library
 from convgrad.check.child import in_child
 from convgrad.problem import ConvProblem, Pass
-from convgrad.sizes import output_length
+from convgrad.problem.sizes import output_length
 
 from .native_cases import (
     BACKEND,

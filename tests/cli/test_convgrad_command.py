@@ -19,7 +19,7 @@ from convgrad.cli import options
 from convgrad.cli.app import COMMANDS
 from convgrad.diagnostics import Machine
 from convgrad.problem import OUTPUTS
-from convgrad.problem_text import DTYPES
+from convgrad.problem.grammar import DTYPES
 
 HEAVY = "sorted({'torch', 'rich', 'numpy'} & {*sys.modules})"
 #: Every request in one process: the sooner a module at the top of a command's loads PyTorch, the sooner it is seen.

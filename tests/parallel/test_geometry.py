@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from convgrad.errors import ShapeError
 from convgrad.parallel.geometry import Exchange, Line, chunks
-from convgrad.sizes import output_length
+from convgrad.problem.sizes import output_length
 
 small = st.integers(1, 4)
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from .._compat import amx_here, avx2_here, avx512_here, onednn_has, onednn_limit, warn_user
-from ..problem import ConvProblem, Output, Outputs
+from ..problem import ConvProblem, Output, Outputs, effective_kernel
 from ..settings import mkldnn
-from ..sizes import effective_kernel
 from .strides import tidy
 
 

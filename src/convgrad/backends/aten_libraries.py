@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from .._compat import onednn_has
-from ..calculus import add_bias
-from ..problem import ConvProblem, Outputs, Pass
+from ..problem import ConvProblem, Dimension, Outputs, Pass, add_bias, fields_of
 from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
-from ..sizes import Dimension, fields_of
 from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments
 from .aten_defects import without_slack
 from .base import Arithmetic, Backend, Kernel

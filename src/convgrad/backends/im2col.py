@@ -30,8 +30,7 @@ from torch import Tensor
 
 from .._compat import accumulate_dtype, exact_matmul
 from ..errors import DtypeError, ShapeError
-from ..problem import ConvProblem, Outputs, Pass, Slot
-from ..sizes import Dimension
+from ..problem import ConvProblem, Dimension, Outputs, Pass, Slot
 from .base import Arithmetic, Backend, Kernel
 
 __all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad_input", "grad_weight"]

@@ -7,9 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .. import padding_modes
-from ..padding_modes import by_pytorch
-from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass
+from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass, Sides, by_pytorch, fold, pad
 from .base import Arithmetic, Backend, Kernel, operand_format
 
 #: What the name of a backend that computes over such a copy ends with.
@@ -33,7 +31,7 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
     added, cropped = _sides(problem)
     if any(map(any, added)):
         mode = problem.padding_mode
-        input = by_pytorch(input, added) if mode == "zeros" else padding_modes.pad(input, added, mode)
+        input = by_pytorch(input, added) if mode == "zeros" else pad(input, added, mode)
     return _inside(input, cropped)
 
 
@@ -49,17 +47,17 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
     if problem.padding_mode == "zeros":
         grad_input = _inside(grad_input, added)
     else:
-        grad_input = padding_modes.fold(grad_input, added, problem.padding_mode)
+        grad_input = fold(grad_input, added, problem.padding_mode)
     return grad_input.contiguous(memory_format=problem.memory_format)
 
 
-def _sides(problem: ConvProblem) -> tuple[padding_modes.Sides, padding_modes.Sides]:
+def _sides(problem: ConvProblem) -> tuple[Sides, Sides]:
     """Return what is added on each side of the input, and what is cropped of each; a crop may exceed the input."""
     added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
     return added, tuple((max(-low, 0), max(-high, 0)) for low, high in problem.padding)
 
 
-def _inside(t: Tensor, sides: padding_modes.Sides) -> Tensor:
+def _inside(t: Tensor, sides: Sides) -> Tensor:
     """Return a view without these positions at the ends of its last dimensions."""
     for d, (low, high) in enumerate(sides, start=2):
         if low or high:

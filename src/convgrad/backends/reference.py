@@ -16,8 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..calculus import add_bias
-from ..problem import PADDING_MODES, ConvProblem, Outputs
+from ..problem import PADDING_MODES, ConvProblem, Outputs, add_bias
 from .base import Backend, Kernel
 
 

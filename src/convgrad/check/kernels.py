@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel, operand_format
-from ..calculus import sum_of_bias
 from ..engine import thread
 from ..errors import BackendError
-from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of
+from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of, sum_of_bias
 from . import arguments
 from .arguments import METHODS, Method
 

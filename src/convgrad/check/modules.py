@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from .. import functional
 from .._compat import channels_last_of
 from ..errors import ShapeError
-from ..problem import ConvProblem
-from ..shapes import conv_geometry, convolution_shape, problem_of
-from ..sizes import effective_kernel
+from ..problem import ConvProblem, conv_geometry, convolution_shape, effective_kernel, problem_of
 from . import arguments
 from .kernels import Accepts, CustomBackend, Functions, UserKernel
 

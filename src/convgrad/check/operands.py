@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..backends import ReferenceBackend, wide_dtype
-from ..calculus import sum_of_bias
-from ..problem import OPERANDS, ConvProblem, Output, Pass, Slot
+from ..problem import OPERANDS, ConvProblem, Output, Pass, Slot, sum_of_bias
 from .bounds import reduction_length
 
 #: A tensor for each slot that the passes read.

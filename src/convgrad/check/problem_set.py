@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .._compat import channels_last_of
-from ..problem import ConvProblem
-from ..sizes import Dimension, effective_kernel, fields_of, output_length
+from ..problem import ConvProblem, Dimension, effective_kernel, fields_of, output_length
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy

@@ -58,8 +58,7 @@ def explain_command(
     """
     from .._compat import channels_last_of
     from ..diagnostics import explain_problem, measured
-    from ..problem import ConvProblem
-    from ..problem_text import DTYPES
+    from ..problem import DTYPES, ConvProblem
 
     of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
     only_for("model", what, not is_problem(what), of_models, f'"{what} bfloat16 channels_last" states it')
@@ -104,7 +103,7 @@ def explain_command(
 def _place(text: str) -> tuple[Machine, torch.dtype | None, bool]:
     """Read ``"h100 bfloat16 channels_last"``: a machine, among whose words a dtype and the layout may stand."""
     from ..diagnostics import Machine
-    from ..problem_text import DTYPES
+    from ..problem import DTYPES
 
     words = text.replace(",", " ").split()
     dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions

@@ -43,7 +43,7 @@ def info(
     import torch
 
     from ..diagnostics import Machine, limits_of, measure_limits
-    from ..problem_text import DTYPES
+    from ..problem import DTYPES
 
     for kind in ["cpu", *["cuda"] * torch.cuda.is_available()] if again else []:
         device = torch.device(kind)

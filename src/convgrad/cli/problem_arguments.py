@@ -9,8 +9,7 @@ from functools import partial
 import torch
 
 from ..diagnostics import Machine
-from ..problem import PASSES, ConvProblem, Pass
-from ..problem_text import DTYPES, read_problem_file
+from ..problem import DTYPES, PASSES, ConvProblem, Pass, read_problem_file
 from .app import fail
 from .models import explained
 from .options import is_problem, no_file, only_for

@@ -114,7 +114,7 @@ def profile_of(
 ) -> Profile:
     """Measure a training step of a model by name, in so many seconds."""
     from ..diagnostics import profile_model
-    from ..problem_text import DTYPES
+    from ..problem import DTYPES
 
     until = time.perf_counter() + seconds
     stage("making the model")

@@ -21,8 +21,7 @@ from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, choose, linear_gains
 from ..nn import deferred, padding
 from ..ops import rules_of
-from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs
-from ..shapes import problem_of
+from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs, problem_of
 from .aten_rules import ConvCall, Machine, TensorSpec, trace_call
 from .explanation import Transfer
 from .layers import layer_ranges, running

@@ -14,9 +14,17 @@ from torch import Tensor
 
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments, warn_if_absent
-from ..calculus import Role, add_bias, sum_of_bias
-from ..problem import ConvProblem, Output, Outputs, gradient_outputs, in_order
-from ..validation import check_output_padding
+from ..problem import (
+    ConvProblem,
+    Output,
+    Outputs,
+    Role,
+    add_bias,
+    check_output_padding,
+    gradient_outputs,
+    in_order,
+    sum_of_bias,
+)
 from .cache import generation
 from .choice import choose
 from .events import observed, observers

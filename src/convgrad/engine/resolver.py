@@ -26,11 +26,21 @@ from .._compat import (
     suggested_format,
 )
 from ..backends import reads_odd_strides
-from ..calculus import Form
-from ..problem import Outputs, PaddingMode, gradient_outputs
+from ..problem import (
+    Form,
+    Geometry,
+    Outputs,
+    PaddingMode,
+    check_backward,
+    check_memory,
+    check_operands,
+    conv_geometry,
+    convolution_shape,
+    gradient_outputs,
+    layout_of,
+    problem_of,
+)
 from ..settings import flags
-from ..shapes import Geometry, conv_geometry, convolution_shape, layout_of, problem_of
-from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
 from .plan import Plan, plan_for
 from .request import requested

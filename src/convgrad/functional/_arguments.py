@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import ShapeError
-from ..shapes import padding_pairs
-from ..sizes import effective_kernel
-from ..validation import refuse_nested
+from ..problem import effective_kernel, padding_pairs, refuse_nested
 
 Ints = int | Sequence[int]
 #: Integers for both sides, or low and high of each dimension, flat or in pairs.

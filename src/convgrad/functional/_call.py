@@ -28,8 +28,7 @@ from ..ops import (
     profiled_call,
     run_gradient,
 )
-from ..shapes import check_rank
-from ..validation import refuse_nested
+from ..problem import check_rank, refuse_nested
 from ._arguments import require_tensors
 
 

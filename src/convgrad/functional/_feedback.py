@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from ..ops import cast_operands, traced_request
-from ..shapes import check_rank
-from ..validation import check_operands
+from ..problem import check_operands, check_rank
 from ._arguments import Ints, Padding, all_arguments, of_tensors
 from ._rows import Layout, as_images, in_one_row
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .._compat import forward_ad_active, functorch_active, without_autocast
-from ..calculus import add_bias
 from ..engine import active, resume
 from ..ops import requesting
+from ..problem import add_bias
 from ._call import run
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 

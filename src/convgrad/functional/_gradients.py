@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calculus import sum_of_bias
 from ..errors import ShapeError
-from ..shapes import conv_geometry
-from ..validation import check_backward
+from ..problem import check_backward, conv_geometry, sum_of_bias
 from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
 from ._call import gradient
 

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from .._compat import accumulate_dtype
 from ..ops import autocast_is_on, cast_operands
-from ..padding_modes import by_pytorch
-from ..shapes import Geometry, conv_geometry
-from ..sizes import effective_kernel
-from ..validation import check_backward, check_operands
+from ..problem import Geometry, by_pytorch, check_backward, check_operands, conv_geometry, effective_kernel
 from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
 

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..shapes import conv_geometry
-from ..validation import refuse_nested
+from ..problem import conv_geometry, refuse_nested
 
 #: The order of the dimensions of a sequence: batch, channels, length; or batch, length, channels.
 Layout = Literal["NCL", "NLC"]

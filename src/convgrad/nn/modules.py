@@ -20,7 +20,7 @@ from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..functional import Ints, Layout, Padding
-from ..padding_modes import pad
+from ..problem import pad
 from .constructors import dimensions
 from .deferred import Deferred
 from .padding import Padded, as_pairs, convolve

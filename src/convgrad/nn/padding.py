@@ -19,8 +19,7 @@ from .._compat import saved_tensors_hooks as top_hooks
 from ..backends import PaddedCopy
 from ..engine import Plan, Step, find, make
 from ..ops import apply, autocast_is_on, cast
-from ..padding_modes import Sides, fits, is_plain
-from ..problem import PADDING_MODES, ConvProblem, PaddingMode
+from ..problem import PADDING_MODES, ConvProblem, PaddingMode, Sides, fits, is_plain
 from ..settings import may_choose_again
 from .deferred import Deferred, describes, stop_watching, watch
 from .normalization import activating_node, has_global_hooks, has_hooks, recomputed

@@ -28,12 +28,23 @@ from .._compat import (
     will_engine_execute,
     without_autocast,
 )
-from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, find, generation, layout_of, resume
-from ..padding_modes import fold, pad
+from ..problem import (
+    CONTRACTED,
+    Form,
+    Role,
+    add_bias,
+    check_backward,
+    conv_geometry,
+    derivative,
+    fold,
+    pad,
+    padding_pairs,
+    refuse_nested,
+    sum_of_bias,
+    tangent,
+)
 from ..settings import flags
-from ..shapes import conv_geometry, padding_pairs
-from ..validation import check_backward, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 

@@ -15,9 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calculus import CONTRACTED, Form, Role, contract
-from ..shapes import conv_geometry, convolution_shape
-from ..validation import check_backward, check_operands
+from ..problem import CONTRACTED, Form, Role, check_backward, check_operands, contract, conv_geometry, convolution_shape
 
 #: The axis shared by two roles and not by the third.
 _SHARED: dict[frozenset[str], str] = {

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from ..backends import complex_product
-from ..calculus import add_bias, sum_of_bias
-from ..padding_modes import Sides
-from ..padding_modes import by_pytorch as pad
-from ..shapes import channels_of_output, padding_pairs
+from ..problem import Sides, add_bias, channels_of_output, padding_pairs, sum_of_bias
+from ..problem import by_pytorch as pad
 
 _aten = torch.ops.aten
 Ints = Sequence[int]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..engine import Plan, checked_backward, checked_convolution, checked_grad_input, checked_grad_weight, resolve
-from ..shapes import channels_of_output
+from ..problem import channels_of_output
 
 
 def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:

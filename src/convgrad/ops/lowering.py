@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import channels_last_of, hint_of, is_subclass
 from ..engine import BY_RULE, checked_backward, checked_convolution, plan_for
-from ..problem import ConvProblem, Outputs, gradient_outputs
-from ..shapes import problem_of
+from ..problem import ConvProblem, Outputs, gradient_outputs, problem_of
 from . import decompositions
 
 _aten = torch.ops.aten

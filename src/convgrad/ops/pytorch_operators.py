@@ -31,7 +31,6 @@ from .._compat import (
     record,
     without_autocast,
 )
-from ..calculus import Form
 from ..engine import (
     Plan,
     Table,
@@ -49,8 +48,7 @@ from ..engine import (
     thread,
 )
 from ..errors import BackendError, ConvgradError
-from ..shapes import channels_of_output, conv_geometry
-from ..validation import check_backward, check_operands
+from ..problem import Form, channels_of_output, check_backward, check_operands, conv_geometry
 from .autograd import gradients_of_backward
 from .kernels import fake_convolution, fake_convolution_backward
 

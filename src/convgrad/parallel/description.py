@@ -12,9 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .._compat import suggested_format
-from ..calculus import Role
 from ..diagnostics import Transfer
-from ..shapes import Geometry, convolution_shape
+from ..problem import Geometry, Role, convolution_shape
 from .part import Part, part_of
 from .redistribution import groups_of, mesh_of, names_of
 from .sharding import Choice, Placements, Step, Work, choose, steps

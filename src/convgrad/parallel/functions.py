@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import functional
 from ..errors import UnsupportedError
-from ..padding_modes import Sides, by_pytorch
+from ..problem import Sides, by_pytorch
 from . import dropout, elementwise, losses, norms, pooling, resampling
 from .placed import joined_like, shards, spread
 from .redistribution import redistribute

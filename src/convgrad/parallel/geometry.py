@@ -28,7 +28,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import ShapeError
-from ..sizes import effective_kernel
+from ..problem import effective_kernel
 
 #: First position, and the one after the last.
 Range = tuple[int, int]

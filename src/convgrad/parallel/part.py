@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..calculus import Role
+from ..problem import Role
 from .geometry import Route, chunks
 from .sharding import ROLES, Choice, Work, line_of, nested
 

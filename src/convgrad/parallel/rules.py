@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .._compat import warn_user
-from ..calculus import Form, Role, add_bias, contract, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..ops import with_rules
+from ..problem import Form, Role, add_bias, contract, sum_of_bias
 from .halo import exchange
 from .part import Part, part_of
 from .redistribution import local_as, mesh_of

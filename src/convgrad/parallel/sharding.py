@@ -36,8 +36,7 @@ from typing import NamedTuple
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from ..calculus import Role
-from ..shapes import Geometry
+from ..problem import Geometry, Role
 from .geometry import Line, Range, chunks
 
 Placements = tuple[Placement, ...]

@@ -12,8 +12,7 @@ from torch import Tensor
 from ..._compat import channels_last_of, suggests_channels_last
 from ...backends import usual_strides
 from ...errors import DtypeError
-from ...problem import INT32_MAX, ConvProblem
-from ...shapes import Geometry, conv_geometry, convolution_shape
+from ...problem import INT32_MAX, ConvProblem, Geometry, conv_geometry, convolution_shape
 
 Ints = int | Sequence[int]
 

@@ -20,9 +20,8 @@ import torch
 
 from ...backends import Backend
 from ...foreign import read_as
-from ...problem import ConvProblem, Output, Outputs, passes_of
+from ...problem import ConvProblem, Output, Outputs, output_length, passes_of
 from ...settings import measured
-from ...sizes import output_length
 from .. import table
 from ..registry import backends, computed_at_once
 from . import store

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...calculus import sum_of_bias
-from ...problem import ConvProblem, Outputs, passes_of
+from ...problem import ConvProblem, Outputs, passes_of, sum_of_bias
 from ..steps import SLOTS, Step, bind_step, slots_of
 
 Call = Callable[[], Any]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._compat import channels_last_of, suggests_channels_last
-from .errors import ShapeError
+from .._compat import channels_last_of, suggests_channels_last
+from ..errors import ShapeError
 from .problem import ConvProblem
 from .sizes import effective_kernel, output_length
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from ._compat import channels_last_of, functorch_active, has_storage, jit_tracing, suggests_channels_last
+from .._compat import channels_last_of, functorch_active, has_storage, jit_tracing, suggests_channels_last
 from .sizes import readable
 
 #: (low, high) of each of the last dimensions.

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .errors import DtypeError, UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 from .problem import RESULT, ConvProblem, Output, passes_of
 from .shapes import Geometry, Shape, channels_of_output, convolution_shape, given, require
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from convgrad.problem import ConvProblem
-from convgrad.problem_text import format_problem, read_problem_file
+from convgrad.problem.grammar import format_problem, read_problem_file
 from convgrad.testing import default_problems, problems
 
 parse = ConvProblem.parse

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 import convgrad
-from convgrad.padding_modes import fold
-from convgrad.padding_modes import pad as padded
+from convgrad.problem.padding_modes import fold
+from convgrad.problem.padding_modes import pad as padded
 
 MODES = ("circular", "reflect", "replicate")
 FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}

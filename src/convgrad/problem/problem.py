@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import torch
 
-from . import problem_text
+from . import grammar
 from .sizes import Dimension, output_length, readable
 
 Pass = Literal["forward", "grad_input", "grad_weight"]
@@ -30,7 +30,7 @@ Slot = Literal["input", "weight", "grad_output"]
 Origin = Literal["plain", "transposed"]
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
-PADDING_MODES: Final[tuple[PaddingMode, ...]] = ("zeros", *problem_text.MODES)
+PADDING_MODES: Final[tuple[PaddingMode, ...]] = ("zeros", *grammar.MODES)
 PASSES: Final[tuple[Pass, ...]] = ("forward", "grad_input", "grad_weight")
 #: What can be asked for at once, in the one order in which it is always written.
 OUTPUTS: Final[Outputs] = (*PASSES, "grad_bias")
@@ -345,7 +345,7 @@ class ConvProblem:
 
     @classmethod
     def parse(cls, text: str, *, transposed: bool = False) -> ConvProblem:
-        """Read benchdnn's grammar with our words after it (`convgrad.problem_text`); the result is canonical.
+        """Read benchdnn's grammar with our words after it (`convgrad.problem.grammar`); the result is canonical.
 
         Args:
             text: a descriptor of benchdnn, optionally followed by words.
@@ -363,7 +363,7 @@ class ConvProblem:
         """
         if not isinstance(text, str):
             raise TypeError(f"ConvProblem.parse reads a text, got {type(text).__name__}")
-        return problem_text.parse(text, cls, transposed=transposed).canonical()
+        return grammar.parse(text, cls, transposed=transposed).canonical()
 
     def __str__(self) -> str:
-        return problem_text.format_problem(self)
+        return grammar.format_problem(self)

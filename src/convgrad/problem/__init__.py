@@ -1,0 +1,44 @@
+"""The vocabulary: a convolution as a frozen value and a line of text, its shapes, padding, validation, derivatives."""
+
+from .calculus import CONTRACTED, Form, Role, add_bias, contract, derivative, sum_of_bias, tangent
+from .grammar import DTYPES, read_problem_file
+from .padding_modes import Sides, by_pytorch, fits, fold, is_plain, pad
+from .problem import (
+    INT32_MAX,
+    OPERANDS,
+    OUTPUTS,
+    PADDING_MODES,
+    PASSES,
+    RESULT,
+    ConvProblem,
+    Output,
+    Outputs,
+    PaddingMode,
+    Pass,
+    Slot,
+    gradient_outputs,
+    in_order,
+    passes_of,
+    shown_outputs,
+)
+from .shapes import (
+    Geometry,
+    channels_of_output,
+    check_rank,
+    conv_geometry,
+    convolution_shape,
+    layout_of,
+    padding_pairs,
+    problem_of,
+)
+from .sizes import Dimension, effective_kernel, fields_of, output_length
+from .validation import check_backward, check_memory, check_operands, check_output_padding, refuse_nested
+
+__all__ = [
+    "CONTRACTED", "DTYPES", "INT32_MAX", "OPERANDS", "OUTPUTS", "PADDING_MODES", "PASSES", "RESULT", "ConvProblem",
+    "Dimension", "Form", "Geometry", "Output", "Outputs", "PaddingMode", "Pass", "Role", "Sides", "Slot", "add_bias",
+    "by_pytorch", "channels_of_output", "check_backward", "check_memory", "check_operands", "check_output_padding",
+    "check_rank", "contract", "conv_geometry", "convolution_shape", "derivative", "effective_kernel", "fields_of",
+    "fits", "fold", "gradient_outputs", "in_order", "is_plain", "layout_of", "output_length", "pad", "padding_pairs",
+    "passes_of", "problem_of", "read_problem_file", "refuse_nested", "shown_outputs", "sum_of_bias", "tangent",
+]  # fmt: skip
