@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import convgrad
-from convgrad import validation
+from convgrad.problem import validation
 
 FORM = ([1, 1], [0, 0], [1, 1], False, [0, 0], 4)
 X, W, G = (1, 4, 8, 8), (4, 1, 3, 3), (1, 4, 6, 6)
