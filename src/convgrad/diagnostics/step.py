@@ -84,6 +84,10 @@ def profile_model(
     models, replaced, no_last = _forms(model, example_inputs)
     steps = {name: _step(one, example_inputs) for name, one in models.items()}
     with random_states_restored(device):
+        with observe_aten(), Usage() as first:  # before any work
+            steps["convgrad"]()
+        if not first.rows:
+            raise ValueError("no convolution ran in this model")
         load = Load()
         stage("timing a training step, PyTorch's and convgrad's alternately")
         steps, no_last = _that_fit(steps, no_last, start, seconds, device)
@@ -227,11 +231,7 @@ def _words(ratio: Ratio) -> str:
 def _observed(
     steps: dict[str, Callable[[], object]], until: float
 ) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
-    """Return the calls of a step by convgrad with PyTorch's time of the same layers, machines' limits, and a timeline.
-
-    Raises:
-        ValueError: no convolution ran.
-    """
+    """Return the calls of a step by convgrad with PyTorch's time of the same layers, the limits, and a timeline."""
     rounds: dict[str, list[Usage]] = {"PyTorch": [], "convgrad": []}
     while not (mine := rounds["convgrad"]) or (len(mine) < _MOST_ROUNDS and time.perf_counter() < until):
         for name, each in rounds.items():
@@ -244,8 +244,6 @@ def _observed(
     for call in together([call for usage in mine for call in usage.rows]):
         count = max(1, call.calls // len(mine))
         calls.append(replace(call, calls=count, total=count * call.milliseconds))
-    if not calls:
-        raise ValueError("no convolution ran in this model")
     seen, limits = limited([*map(reasoned, calls)])
     alone = Counter((call.layers, call.direction) for call in seen)
     rows = [_against(call, times, alone[call.layers, call.direction] == 1) for call in seen]
