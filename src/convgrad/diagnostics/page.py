@@ -93,7 +93,7 @@ def _changes(profile: Profile, changes: Sequence[Change]) -> Table[tuple[str, fl
 
 def _roofline(profile: Profile) -> str:
     try:
-        figure = draw_roofline(profile.rows, profile.limits, width=4.8, height=4.4)
+        figure = draw_roofline(profile.rows, profile.limits, width=5.6, height=4.4)
     except ValueError:
         return "<p>No call has a time.</p>"
     return svg(figure, f"Roofline of {len(profile.rows)} rows: operations per second against operations per byte")

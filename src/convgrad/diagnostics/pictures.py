@@ -53,7 +53,7 @@ def draw_roofline(
     for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
         flops, moved = call.work
         if flops and moved and (speed := _reached(call, flops, moved, limits)):
-            label = f"{name or call.name} {call.shown}" if i < _NAMED else ""
+            label = f"{name or call.name} {call.direction if ',' in call.shown else call.shown}" if i < _NAMED else ""
             drawn.append(_Drawn(i, call, label, flops / moved, speed, 16 + 150 * call.total / most))
     if not drawn:
         raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")

@@ -210,8 +210,8 @@ def _finding(seen: Comparison, warnings: Sequence[str] = ()) -> str:
     ratio = _ratio(seen, ours, stock)
     if warnings:
         return "No comparison is made, for this machine was busy while the step was timed."
-    base = seen.median(stock)
-    times = f"{shown(base / ratio.value)}{_where(ours)} instead of {shown(base)}{_where(stock)}"
+    took, base = (shown(seen.seconds(form)) + _where(form) for form in (ours, stock))
+    times = f"{took} instead of {base}"
     if not ratio.differs and ratio.high > _TELLING * ratio.low:
         return f"What convgrad brings here cannot be told, for the times vary too much: {_words(ratio)}."
     if not ratio.differs:
