@@ -62,19 +62,20 @@ def markdown(layers: Sequence[Row], steps: Sequence[Row]) -> Iterator[str]:
     for model in models_of(layers, steps):
         some = [r for r in layers if model in r["models"].split()]
         taken = {r["layout"]: f"{float(r['speed']):.2f}x" for r in steps if r["model"] == model}
-        yield _line(model, _cells(some, "measured"), taken)
+        yield _line(model, cells_of(some, "measured"), taken)
     means = {
         layout: f"{statistics.geometric_mean(speeds):.2f}x"
         for layout in STEPS
         if (speeds := [float(r["speed"]) for r in steps if r["layout"] == layout])
     }
-    yield _line("**all**", _cells(layers, "measured"), means)
-    yield _line("by rules alone", _cells(layers, "rules"), {})
+    yield _line("**all**", cells_of(layers, "measured"), means)
+    yield _line("by rules alone", cells_of(layers, "rules"), {})
     yield ""
     yield conditions([*layers, *steps])
 
 
-def _cells(rows: Sequence[Row], who: str) -> list[str]:
+def cells_of(rows: Sequence[Row], who: str) -> list[str]:
+    """Return the speedup of layers by the rules or as measured, for each layout and pass: geometric mean / worst."""
     cells = []
     for layout in LAYOUTS:
         for output in OUTPUTS:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
-from statistics import geometric_mean
+
+from draw import LAYOUTS, cells_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-LAYOUTS = ("contiguous", "channels_last")
 MODELS = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny", "resnet50", "regnet_y")
 
 
@@ -46,11 +46,7 @@ def best_steps(file: str) -> list[str]:
 def layers(file: str, who: str) -> list[str]:
     """Return the number of rows, then for each layout and pass the speedup: geometric mean / worst."""
     timed = [r for r in results(file) if r["measured_speed"]]
-    cells = [str(len(timed))]
-    for layout, output in product(LAYOUTS, ("forward", "backward")):
-        speeds = [float(r[f"{who}_speed"]) for r in timed if (r["layout"], r["output"]) == (layout, output)]
-        cells.append(f"{geometric_mean(speeds):.2f} / {min(speeds):.2f}")
-    return cells
+    return [str(len(timed)), *cells_of(timed, who)]
 
 
 def networks(name: str) -> list[str]:

@@ -1,5 +1,5 @@
-// What the kernels have in common that stand in front of the ordinary ones, those of AMX and of Winograd's algorithm:
-// they compute one result, as products of matrices, and leave problems with infinities and NaNs to the ordinary ones.
+// The common part of the kernels of AMX and of Winograd's algorithm. They compute one result, as products of matrices.
+// Problems with infinities and NaNs are computed anew by the ordinary kernels.
 #pragma once
 
 #include <atomic>
@@ -41,8 +41,8 @@ class ProductCall {
   std::atomic<bool> infinite_{false};
 };
 
-// In front of the ordinary kernels' plan, which `make` makes and which computes anew where `Call` returns false:
-// results have infinities or NaNs.
+// Stores a plan, and behind it the ordinary kernels' plan, which `make` makes. That one computes anew where `Call`
+// returns false: results have infinities or NaNs.
 template <class Call, class Plan>
 void keep_in_front(const char* name, const Plan& plan, void (*make)(const convgrad_problem&, void*),
                    const convgrad_problem& q, void* memory) {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -233,6 +235,25 @@ def test_a_model() -> None:
     assert "5 convolutions, 3 different" in str(e)
     assert "<table>" in e._repr_html_()
     assert json.loads(json.dumps(e.to_dict()))["layers"][1]["names"] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_a_model_that_draws_random_numbers() -> None:
+    """Afterwards the user's random numbers are those that would have come without an explanation."""
+
+    class Drawing(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * (random.random() + np.random.rand() + torch.rand(()))
+
+    def following() -> list[float]:
+        return [random.random(), np.random.rand(), torch.rand(()).item()]
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    expected = following()
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    model = Drawing(3, 8, 3)
+    torch.manual_seed(0)
+    explain(model, torch.randn(1, 3, 8, 8, generator=torch.Generator()))
+    assert following() == expected
 
 
 def test_a_layer_behind_one_that_raised_has_its_own_name() -> None:

@@ -151,8 +151,8 @@ def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     write(
-        "import os, sys\nassert os.path.isabs(__file__) and os.path.basename(sys.argv[0]) == 'script.py'\n"
-        "assert vars(sys.modules['__main__']) is globals()\n"
+        "import os, sys\nassert os.path.isabs(__file__) and sys.argv[0] == 'script.py' and __package__ is None\n"
+        "assert vars(sys.modules['__main__']) is globals() and __loader__.get_data(__file__)\n"
         "def f(x: int): ...\nassert f.__annotations__ == {'x': int}\nos.chdir('elsewhere')"
     )
     monkeypatch.chdir(tmp_path)

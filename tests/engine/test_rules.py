@@ -29,9 +29,11 @@ GAINS = {
     "dense": {"native": 3.0, "im2col": 1.5, "aten:mkldnn": 1.2},
 }
 ROWS = [
+    ("mb1g8ic8ih9oc8kh3ph1", ("forward",), ["native"]),
     ("mb1g8ic8ih9oc8kh3ph1", BOTH, ["native"]),
     ("mb4g2ic8ih9oc8kh3", ("forward",), ["aten"]),  # too little to gain
     ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
+    ("mb4ic8ih9oc8kh3", BOTH, ["native"]),
     ("mb4ic60ih9oc1088kh1", ("grad_input",), ["aten:mkldnn"]),  # of matrix products less is enough
     ("mb2ic80ih9oc8kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb2ic80ih9oc8kh3", BOTH, ["im2col", "im2col"]),  # it has no call for both
@@ -98,6 +100,12 @@ def test_the_reason_is_the_line_or_the_estimate() -> None:
     assert step.reason == "no rule prefers another backend"
 
 
+@pytest.mark.usefixtures("table")
+def test_elsewhere_nothing_was_measured() -> None:
+    for text, outputs, _ in ROWS:
+        assert not list(by_rule(ConvProblem.parse(text), outputs, torch.device("cuda")))
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
@@ -158,10 +166,16 @@ def test_the_public_function_gives_what_pytorch_gives(text: str) -> None:
         ("g8ic8ih9oc16kh3", "all", "depthwise"),
         ("g2ic8ih9oc16kh3", "", "other"),
         ("g2ic8ih9oc16kh3", "grad_weight", "emulated"),
+        ("mb1g8ic8ih4oc8kh31ph15", "", "depthwise"),
+        ("mb1ic8ih9oc16kh3", "", "other"),
         ("mb1g8ic8ih4oc8kh3ph2000sh400", "", None),  # hardly anything but padding
         ("mb0ic8ih9oc16kh3", "", None),
         ("mb1ic64ih14oc64kh1", "", None),  # a small matrix product
+        ("mb1ic64ih14oc64kh1ph1", "", "other"),  # no matrix product
+        ("mb1ic64ih14oc128kh1", "", "other"),
         ("mb8ic64ih14oc16kh1", "", "other"),  # oneDNN's
+        ("mb8ic64ih14oc16kh1 float64", "", "other"),
+        ("mb4ic64ih14oc16kh1 float64", "", None),
         ("mb1ic64id7oc64kd1", "", None),
         ("mb1ic64id7oc64kd1 channels_last", "", "other"),  # copied first
     ],
@@ -256,6 +270,7 @@ def test_every_amount_has_a_price(text: str) -> None:
         ("ic64ih28oc64kh3ph1", 1, 1.9, ["native:winograd", "native", "native:amx"]),
         ("ic64ih28oc64kh3ph1", 2, 2.1, ["native:winograd", "native", "native:amx"]),
         ("ic64ih28oc128kh3ph1", 2, 1.9, ["native:amx", "native:winograd", "native"]),  # native cannot
+        ("ic64ih28oc128kh1", 2, 1.9, ["native:winograd", "native", "native:amx"]),
         ("ic64ih28oc64kh3ph1", 1, 0.0, ["native:winograd", "native"]),  # not measured
     ],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from . import _native_library as native_library
 from ._native_library import warn_if_absent, why_absent
-from .aten import AtenBackend, complex_product, pytorchs_call, runs_as_stated, statable_arguments
+from .aten import AtenBackend, complex_product, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
 from .aten_libraries import (
     AtenCudnnBackend,

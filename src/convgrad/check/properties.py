@@ -154,7 +154,7 @@ class PropertyCheck:
 
     @cached_property
     def outputs(self) -> Outputs:
-        """What the call that `run` makes computes: the output alone, or a sweep if nothing else computes it."""
+        """The outputs of the call that `run` makes: the output alone, or a sweep if nothing else computes it."""
         return self.calls[0]
 
     def each_call(self) -> Iterator[Outputs]:

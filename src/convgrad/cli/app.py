@@ -87,7 +87,7 @@ app = typer.Typer(
 
 
 class Result(NamedTuple):
-    """What a command found, as plain data (a number's name says its unit), and its exit status.
+    """The result of a command: plain data, in which a number's name says its unit, and an exit status.
 
     Args:
         command: which prints such data, where that is another one.

@@ -134,7 +134,8 @@ def steps(
         "ms": (itemgetter("milliseconds"), ".4g"),
         "speed": (lambda r: r["speedup"] and str(Ratio(r["speedup"], r["low"], r["high"])), ""),
     }))  # fmt: skip
-    say(conditions(str(place)))
+    said = conditions(str(place))
+    say(said)
     if as_csv is not None:
         as_csv.write_text(csv_text([[*rows[0]], *(row.values() for row in rows)]), encoding="utf-8")
-    return Result({"conditions": conditions(str(place)), "steps": rows})
+    return Result({"conditions": said, "steps": rows})

@@ -7,7 +7,7 @@ costs (`profile_model`, `profile_script`) with a page and pictures. Nothing on t
 from typing import TYPE_CHECKING, Any
 
 from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
-from .calls import Call, Trace, Usage, kernel_of_event, limited, trace, without_figures
+from .calls import Call, Trace, Usage, limited, trace, without_figures
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
@@ -24,7 +24,7 @@ __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
     "Layer", "Limits", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
-    "explain_problem", "kernel_of", "kernel_of_event", "layer_ranges", "least_work", "limited", "limits_of",
+    "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
     "run_script", "select_conv_backend", "svg", "trace", "without_figures",
 ]  # fmt: skip

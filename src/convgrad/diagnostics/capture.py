@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, choose, linear_gains
+from ..models import random_states_restored
 from ..nn import deferred, padding
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs, problem_of
@@ -213,7 +214,13 @@ def _run(
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
     described = deferred.describing(recorder.convolve) if recorded else nullcontext()
-    with layer_ranges(), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(recorded), recorder, described:
+    with (
+        layer_ranges(),
+        random_states_restored(torch.device("cpu")),
+        torch.set_grad_enabled(recorded),
+        recorder,
+        described,
+    ):
         torch.func.functional_call(model, placed, args, kwargs)
         if recorder.padded:  # something else may have read the padded input, which is computed from then on
             recorder.found.clear()

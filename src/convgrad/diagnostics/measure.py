@@ -127,7 +127,7 @@ class Load:
 
     @property
     def others(self) -> float:
-        """How many processors others kept busy."""
+        """Return the number of processors that others kept busy."""
         (begun, before), (now, after) = self._start, self._times()
         return max(0.0, (after - before) / (now - begun))
 

@@ -39,7 +39,7 @@ class _Side:
 
     @property
     def speed(self) -> str:
-        """How many times as fast as PyTorch, with the interval; empty where that was not measured."""
+        """Return the speedup over PyTorch with its interval; empty where that was not measured."""
         one = self.first
         if one.speedup is None:
             return ""

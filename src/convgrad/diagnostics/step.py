@@ -195,7 +195,7 @@ def _interval(ratios: Sequence[float]) -> Ratio:
 
 
 def _ratio(seen: Comparison, name: str, base: str = "PyTorch") -> Ratio:
-    """How many times as fast one form is as another, with its interval."""
+    """Return the speedup of one form over another, with its interval."""
     return _interval([a / b for a, b in zip(seen.samples[base], seen.samples[name], strict=True)])
 
 

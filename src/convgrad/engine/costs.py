@@ -1,4 +1,4 @@
-"""How long CPU kernels take for a pass, by estimate: a sum of what they do, each amount times a coefficient.
+"""The estimated time of CPU kernels for a pass: a sum of what they do, each amount times a coefficient.
 
 The coefficients are relative to the price of a call of oneDNN. ``benchmarks/derive.py`` fits them to the times that
 ``benchmarks/sweep.py`` measured, and writes the table below. Each function that counts is written by hand, from what is

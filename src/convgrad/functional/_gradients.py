@@ -255,3 +255,32 @@ def conv_transpose3d_weight(
 ) -> Tensor:  # fmt: skip
     """Return `conv_transpose3d`'s gradient with respect to its weight (see `grad_weight`)."""
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+
+_DOCSTRING = """{first}
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> t, g = torch.randn({tensor}), torch.randn({grad_output})
+        >>> expected = torch.nn.{expected}
+        >>> torch.allclose(convgrad.{name}({call}), expected, atol=1e-4)
+        True
+    """
+for _function in (
+    conv1d_input, conv2d_input, conv3d_input, conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input,
+    conv1d_weight, conv2d_weight, conv3d_weight, conv_transpose1d_weight, conv_transpose2d_weight,
+    conv_transpose3d_weight,
+):  # fmt: skip
+    _name, _transposed = _function.__name__, "transpose" in _function.__name__
+    _d = int(_name.partition("d_")[0][-1])
+    _input, _weight = "2, 4" + ", 7" * _d, ("4, 6" if _transposed else "6, 4") + ", 3" * _d
+    if _name.endswith("input"):
+        _tensor, _call = _weight, f"({_input}), t, g"
+        _expected = f"functional.conv{_d}d(g, t)" if _transposed else f"grad.conv{_d}d_input({_call})"
+    else:
+        _tensor, _call = _input, f"t, ({_weight}), g"
+        _expected = f"grad.conv{_d}d_weight({f'g, ({_weight}), t' if _transposed else _call})"
+    _function.__doc__ = _DOCSTRING.format(
+        first=_function.__doc__, tensor=_tensor, grad_output="2, 6" + (", 9" if _transposed else ", 5") * _d,
+        expected=_expected, name=_name, call=_call,
+    )  # fmt: skip

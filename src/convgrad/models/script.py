@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from inspect import unwrap
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 from weakref import WeakValueDictionary
+from zipfile import is_zipfile
 
 import torch
 from torch import nn
@@ -56,8 +59,10 @@ def run_main(script: str, module: bool = False) -> int:
     try:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
+        elif Path(script).is_dir() or script.endswith(".pyc") or is_zipfile(script):
+            runpy.run_path(script, run_name="__main__")
         else:
-            runpy.run_path(os.path.abspath(script), run_name="__main__")
+            _run_file(os.path.abspath(script))
     except SystemExit as stop:
         return _status(stop.code)
     except BaseException as error:
@@ -95,6 +100,15 @@ def accelerating() -> Iterator[list[str]]:
         yield said
     finally:
         handle.remove()
+
+
+def _run_file(path: str) -> None:
+    """Run a file as the interpreter does, which sets another ``sys.argv[0]``, package and loader than runpy."""
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
 
 
 def _status(code: object) -> int:

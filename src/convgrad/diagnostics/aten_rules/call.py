@@ -147,7 +147,7 @@ class ConvCall:
 
     @property
     def geometry(self) -> Geometry:
-        """The arguments, as `convgrad.shapes` takes them."""
+        """The arguments, as `convgrad.problem` takes them."""
         return Geometry(self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
 
     @property
