@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._compat import offset_of_tensor
+from .._compat import offset_of_tensor, usual_strides
 from ..backends import (
     LAUNCH_BYTES,
     TritonBackend,
@@ -26,7 +26,6 @@ from ..backends import (
     operand_format,
     reads_odd_strides,
     runs_as_stated,
-    usual_strides,
 )
 from ..problem import ConvProblem, Outputs, gradient_outputs
 from ..settings import on_change
