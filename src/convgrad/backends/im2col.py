@@ -157,10 +157,8 @@ class _Call:
         return groupby(pieces(self.p, self.shape), key=lambda piece: piece[0])
 
     def tensors(self, images: Tensor, output: Tensor, piece: Piece) -> tuple[Tensor, ...]:
-        """Return what a piece reads of padded images, its columns, its part of the output, and memory for a copy of it.
-
-        Shape:
-            [G, C_in/G, *k, n, *box], twice, and [G, C_out/G, n, *box], twice
+        """Return two pairs: what a piece reads of padded images, [G, C_in/G, *k, n, *box], and memory for its columns;
+        its part of the output, [G, C_out/G, n, *box], and memory for a copy.
         """
         windows = _windows(self.p, images, piece[1:])
         part = output[piece[0]][(..., *piece[1:])].unflatten(1, (self.p.groups, -1)).movedim(0, 2)
@@ -245,8 +243,7 @@ def grad_input(
         - bias: [C_in] of a transposed problem, whose output this is
 
     Raises:
-        ShapeError, DtypeError: operands that are not those of the problem.
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+        ShapeError, DtypeError, ValueError: as in `forward`.
     """
     call = _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
     matrix, grad_input = call.matrix(weight).transpose(1, 2), call.result(problem.input_shape)
@@ -275,8 +272,7 @@ def grad_weight(
     """Return the gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
 
     Raises:
-        ShapeError, DtypeError: operands that are not those of the problem.
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+        ShapeError, DtypeError, ValueError: as in `forward`.
     """
     call = _Call(problem, columns, workspace, grad_output=grad_output, input=input)
     grad_weight = call.take(*problem.weight_shape).zero_()
