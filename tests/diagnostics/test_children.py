@@ -129,13 +129,17 @@ def test_a_child_that_imports_convgrad_first_and_has_a_sitecustomize(run, tmp_pa
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without torch.distributed")
 @pytest.mark.parametrize("accelerate", [False, True])
-def test_torchrun_with_two_processes(run, accelerate):
+def test_torchrun_with_two_processes(run, accelerate, tmp_path):
     start = "'torch.distributed.run', ['--nproc-per-node', '2', 'script.py'], module=True"
-    status, calls, said = run(RANK, options=f"{start}, accelerate={accelerate}")
+    trace = tmp_path / "step.json" if accelerate else None
+    status, calls, said = run(RANK, options=f"{start}, accelerate={accelerate}, trace={trace and str(trace)!r}")
     assert status == 0, said
     assert calls["forward"] == 12
     assert "2 child processes added up" in said
     assert ("DistributedDataParallel: " in said and " normalizations" in said) is accelerate
+    written = [tmp_path / f"step.rank{rank}.json" for rank in (0, 1)] if accelerate else []
+    assert sorted(tmp_path.glob("step*")) == written
+    assert all(f"third training step, for Perfetto or chrome://tracing: {path}" in said for path in written)
 
 
 def test_the_environment_is_as_before(tmp_path):

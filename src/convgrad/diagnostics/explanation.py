@@ -87,6 +87,7 @@ class Explanation(Drawn):
         limits: what the machine can do at best; None where that is not known.
         placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
         transfers: what this process receives in it.
+        warnings: why the times are not to be trusted.
     """
 
     problem: ConvProblem
@@ -95,6 +96,7 @@ class Explanation(Drawn):
     limits: Limits | None = None
     placements: str = ""
     transfers: tuple[Transfer, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
@@ -169,7 +171,8 @@ class Explanation(Drawn):
 
     @property
     def _head(self) -> str:
-        return f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
+        warnings = "".join(f"{warning}\n" for warning in self.warnings)
+        return f"{no_kernels(self.machine)}{warnings}{self.problem}\non {self.machine}\n{self.summary}"
 
     def _shown(self, everything: bool) -> list[Answer]:
         """Return the rows of the table: those that were chosen, ATen's, what was measured, and the user's kernels."""
@@ -228,6 +231,7 @@ class Explanation(Drawn):
             "least_bytes": p.least_bytes,
             "limit": limits and {**asdict(limits), "least_seconds": limits.seconds(p), "bound": limits.bound(p)},
             "rows": [self._plain(r) for r in self.rows],
+            "warnings": [*self.warnings],
         } | (
             {"placements": self.placements, "transfers": [asdict(t) for t in self.transfers]} if self.placements else {}
         )

@@ -76,6 +76,7 @@ class Layers:
         measured, (whole, of) = any(side.total for group in groups for side in group), self.whole
         columns: dict[str, tuple[Callable[[_Side], Any], str]] = {
             "layers": (lambda s: _named(s.first), ""),
+            "convolution": (lambda s: described(s.first.problem).replace(_GLUE, " "), ""),
             "": (lambda s: s.output, ""),
             "by": (lambda s: s.by, ""),
             "ms": (lambda s: milliseconds(s.total), ">"),
@@ -102,7 +103,7 @@ class Layers:
             texts: the problem of each group as text, too.
         """
         groups, (whole, of) = self.groups[:first], self.whole
-        without = ["layers"]
+        without = ["layers", "convolution"]
         rows = self._table(groups, without).text().splitlines()
         for title in (of or "share", "PyTorch"):
             if width is not None and max(map(len, rows)) > width:

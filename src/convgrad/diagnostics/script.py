@@ -9,18 +9,15 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
-
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..models import as_main, run_main
 from ..tables import counted, wrapped
 from .calls import Usage, limited, reasoned
-from .children import Watch, watching
+from .children import Watch, third_step, watching
 from .costs import costs_of_rows
 from .files import read_table
 from .profile import Profile, Variant
@@ -63,7 +60,8 @@ def run_script(
         first: how many rows the report has, the most expensive ones; None for all.
         then: called after the report with the same as plain data.
         usage: gets the calls.
-        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer.
+        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer; of each of
+            several processes into a file of its own, whose name ends in its rank.
         kernels: scripts or modules that register kernels, which new interpreters load, too.
 
     Returns:
@@ -83,11 +81,11 @@ def run_script(
     start, others = time.perf_counter(), set(threading.enumerate())
     how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
-        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels))
-        report = (measure, target, out or sys.stderr, width, first, then)
+        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels, trace_to))
+        report = (measure, target, out or sys.stderr, width, first, then, trace_to is not None)
         opened.callback(lambda: watch.first and _report(watch, time.perf_counter() - start, *report))
         if trace_to is not None:
-            opened.enter_context(_third_step(trace_to, watch))
+            opened.enter_context(third_step(trace_to, watch))
         opened.enter_context(as_main(script, args, module))
         status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
@@ -95,26 +93,6 @@ def run_script(
     if not watch.first:  # a process that the script forked ends where the script does
         raise SystemExit(status)
     return status
-
-
-@contextmanager
-def _third_step(path: Path, watch: Watch) -> Iterator[None]:
-    """Write the third step that an optimizer ends in this block as a Chrome trace, and note whether there was one."""
-
-    def write(profiler: torch.profiler.profile) -> None:
-        if watch.first and profiler.step_num > 2:
-            profiler.export_chrome_trace(str(path))
-            watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
-
-    plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
-        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
-        try:
-            yield
-        finally:
-            hook.remove()
-    if not watch.notes:
-        watch.notes.append("no trace: this process did not come to the third step of an optimizer")
 
 
 _WHO = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}
@@ -129,6 +107,7 @@ def _report(
     width: int | None,
     first: int | None,
     then: Callable[[dict[str, Any]], None] | None,
+    traced: bool,
 ) -> None:
     children, cut = watch.gather()
     usage, rows = watch.usage, watch.usage.rows
@@ -138,6 +117,8 @@ def _report(
         head += f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
     else:
         head += f" of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
+    if traced and not watch.notes:
+        watch.notes.append("no trace: no process came to the third step of an optimizer")
     lines = [head, *watch.notes, *watch.accelerated]
     if watch.how == "accelerate" and not watch.accelerated:
         lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
