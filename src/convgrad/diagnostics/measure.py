@@ -21,7 +21,7 @@ from .roofline import limits_of, of_usual_speed
 
 _MOST_BYTES = 4 << 30
 _MOST_SECONDS = 1.0  # of a call that is compared
-_DIFFERENT = 1.05  # times as long: less is noise
+_DIFFERENT = 0.05  # of a time: less is noise
 _OTHERS = 0.25  # processors that others may take from ours
 _TELLING = 0.3  # seconds, of which a tick of the processors' clocks, a hundredth, is little
 _USUAL = 0.5  # of the usual speed, which caches and clocks explain
@@ -107,12 +107,14 @@ def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.devi
 
 
 def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
-    """The reasons of a row; one that expects another order than was measured just now says that it was a rule's."""
+    """Return the reasons of a row; in place of what a rule expected, what was measured just now."""
     aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
-    slower = aten is not None and seconds[row.backend] > aten * _DIFFERENT
-    if row.chosen and slower and row.reasons[0].startswith(BY_RULE):
-        return ("by rule; in this measurement aten took less time",)
-    return row.reasons
+    if aten is None or not row.chosen or row.by_aten or not row.reasons[0].startswith(BY_RULE):
+        return row.reasons
+    speed = aten / seconds[row.backend]
+    less = f"{speed:.3g}x as fast as aten" if abs(speed - 1) > _DIFFERENT else "no faster than aten"
+    _, one, together = row.reasons[0].partition(", in one ")
+    return (f"by rule; in this measurement {less}{one}{together}",)
 
 
 class Load:
