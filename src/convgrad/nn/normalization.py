@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -54,10 +53,16 @@ def _format(input: Tensor) -> torch.memory_format:
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 
-def kernels_take(input: Any, by_image: bool = False) -> bool:
-    """Whether the kernels compute an input with the statistics of the batch, or of each image."""
+def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
+    """Whether the kernels compute an input with the statistics of the batch, or of each image.
+
+    Args:
+        parameters: weight, bias and running values, each of which may be missing.
+    """
     if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
         return False  # a small input before all else, because its layer has the least time to lose
+    given = [p for p in parameters if p is not None]
+    dtype = given[0].dtype if given else input.dtype
     return (
         ((input.is_cpu and _plain()) or describes(input) is not None)
         and input.layout is torch.strided
@@ -67,23 +72,17 @@ def kernels_take(input: Any, by_image: bool = False) -> bool:
         and (by_image or input.is_contiguous(memory_format=_format(input)))
         and norm_gains(input.shape, input.itemsize, not by_image and not input.is_contiguous(), by_image)
         and input.numel() > input.shape[1]  # otherwise torch's error
+        and (dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2))
+        and all(
+            p.__class__ in _KINDS
+            and p.dtype is dtype
+            and p.shape == input.shape[1:2]
+            and p.is_cpu is input.is_cpu
+            and p.is_contiguous()
+            and not _is_odd(p)
+            for p in given
+        )
     )
-
-
-def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
-    """Whether the kernels take these weight, bias and running values, each of which may be missing."""
-    given = [p for p in parameters if p is not None]
-    for p in given:
-        if (
-            p.__class__ not in _KINDS
-            or p.dtype is not given[0].dtype
-            or p.shape != input.shape[1:2]
-            or p.is_cpu is not input.is_cpu
-            or not p.is_contiguous()
-            or _is_odd(p)
-        ):
-            return False
-    return not given or given[0].dtype is input.dtype or (given[0].dtype is torch.float32 and input.itemsize == 2)
 
 
 # ---- the reader of the result --------------------------------------------------------------------
@@ -181,7 +180,7 @@ class Normalized(Deferred):
         node = pending.grad_fn
         if not self._convgrad_activation:
             with torch.no_grad():
-                _IN_PLACE[activation](pending)
+                getattr(F, activation)(pending, inplace=True)
             node.activation = activation
         node.version = pending._version
         self._expect(activation)
@@ -224,23 +223,15 @@ class Normalized(Deferred):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _function(name: str) -> Callable[..., tuple[str, bool]]:
-    return lambda inplace=False: (name, inplace)
-
-
-def _hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[str, bool]:
-    return ("relu6" if (min_val, max_val) == (0, 6) else ""), inplace
-
-
 #: Function or method -> the name of the activation and whether it is in place, of its other arguments.
 _ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
-    **{getattr(F, name): _function(name) for name in ("relu", "relu6", "silu", "hardswish")},
+    **{getattr(F, n): lambda inplace=False, n=n: (n, inplace) for n in ("relu", "relu6", "silu", "hardswish")},
     **dict.fromkeys((torch.relu, Tensor.relu), lambda: ("relu", False)),
     **dict.fromkeys((torch.relu_, Tensor.relu_), lambda: ("relu", True)),
-    F.hardtanh: _hardtanh,
-}
-_IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
-    name: partial(getattr(F, name), inplace=True) for name in ("relu", "relu6", "silu", "hardswish")
+    F.hardtanh: lambda min_val=-1.0, max_val=1.0, inplace=False: (
+        ("relu6" if (min_val, max_val) == (0, 6) else ""),
+        inplace,
+    ),
 }
 
 
