@@ -56,8 +56,6 @@ def instance_norm(
 
 
 class _BatchNorm:
-    """The forward of the three classes."""
-
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
         if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
@@ -77,8 +75,6 @@ class _BatchNorm:
 
 
 class _InstanceNorm:
-    """The forward of the three classes."""
-
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
         if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
