@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -149,23 +152,7 @@ def convolution_backward(
     return gradient("convolution_backward", rest, grad_output, input.conj(), weight.conj())
 
 
-# ---- of 1, 2 and 3 dimensions, with the arguments of torch.nn.grad ---------------------------------
-
-
-def conv1d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv1d`'s gradient with respect to its input, as ``torch.nn.grad.conv1d_input`` (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
-
-
-def conv1d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv1d`'s gradient with respect to its weight, as ``torch.nn.grad.conv1d_weight`` (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+# ---- of 1, 2 and 3 dimensions, with the arguments of torch.nn.grad: the operands say how many -------
 
 
 def conv2d_input(
@@ -184,38 +171,6 @@ def conv2d_weight(
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
 
 
-def conv3d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv3d`'s gradient with respect to its input, as ``torch.nn.grad.conv3d_input`` (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
-
-
-def conv3d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv3d`'s gradient with respect to its weight, as ``torch.nn.grad.conv3d_weight`` (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
-
-
-def conv_transpose1d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose1d`'s gradient with respect to its input (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
-
-
-def conv_transpose1d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose1d`'s gradient with respect to its weight (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
-
-
 def conv_transpose2d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
@@ -232,22 +187,21 @@ def conv_transpose2d_weight(
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
-def conv_transpose3d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose3d`'s gradient with respect to its input (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 
-def conv_transpose3d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose3d`'s gradient with respect to its weight (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
+def _of(d: int, function: _Function) -> _Function:
+    """Return a function of the operands' dimensions under its name for d of them."""
+    name = function.__name__.replace("2d", f"{d}d")
+    made: Any = FunctionType(function.__code__, globals(), name, function.__defaults__)
+    update_wrapper(made, function, ("__module__", "__doc__", "__annotations__"), ())
+    return made
 
 
+conv1d_input, conv3d_input = _of(1, conv2d_input), _of(3, conv2d_input)
+conv1d_weight, conv3d_weight = _of(1, conv2d_weight), _of(3, conv2d_weight)
+conv_transpose1d_input, conv_transpose3d_input = _of(1, conv_transpose2d_input), _of(3, conv_transpose2d_input)
+conv_transpose1d_weight, conv_transpose3d_weight = _of(1, conv_transpose2d_weight), _of(3, conv_transpose2d_weight)
 _DOCSTRING = """{first}
 
     Equivalent to:
@@ -261,9 +215,9 @@ _DOCSTRING = """{first}
     """
 for _name in (name for name in __all__ if name.startswith("conv") and "d_" in name):
     _function, _argument = _name.rsplit("_", 1)
-    _of, _sizes = ("x", "x.shape, w") if _argument == "input" else ("w", "x, w.shape")
+    _of_what, _sizes = ("x", "x.shape, w") if _argument == "input" else ("w", "x, w.shape")
     _d, _made = int(_function[-2]), globals()[_name]
     _made.__doc__ = _DOCSTRING.format(
-        first=_made.__doc__, sevens=", 7" * _d, threes=", 3" * _d, function=_function, argument=_argument, of=_of,
-        sizes=_sizes,
+        first=_made.__doc__.replace("2d", f"{_d}d"), sevens=", 7" * _d, threes=", 3" * _d, function=_function,
+        argument=_argument, of=_of_what, sizes=_sizes,
     )  # fmt: skip
