@@ -7,7 +7,6 @@ that bfloat16 holds do not notice; it multiplies matrices in float32, whatever p
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 import os
 
@@ -18,7 +17,7 @@ from triton.runtime import interpreter
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, check, launch, start, tiles
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, check, launch, tiles
 from convgrad.backends.triton.geometry import geometry
 from convgrad.check.operands import integer_operands, real_operands
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
@@ -33,7 +32,7 @@ interpreter.interpreter_builder.options = dataclasses.replace(
 
 # What fills a GPU is less here, but more than one program and one part of a sum.
 tiles._LANES, tiles._LINE, tiles._ENOUGH, tiles.MOST_PROGRAMS = 8, 4, 16, 16
-launch.MOST_PROGRAMS, start.PROGRAMS, bands._PROGRAMS = 16, 4, 8
+launch.MOST_PROGRAMS, launch.PROGRAMS, bands._PROGRAMS = 16, 4, 8
 
 # numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -274,9 +273,7 @@ def test_the_check_of_first_use_finds_one_wrong_element() -> None:
 def test_offsets_of_64_bits(text: str, backend: TritonBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels with 64-bit offsets, on a problem that fits into an interpreter."""
     narrow = launch.geometry
-    monkeypatch.setattr(
-        launch, "geometry", lambda p, adjoint: dataclasses.replace(narrow(p, adjoint=adjoint), wide=True)
-    )
+    monkeypatch.setattr(launch, "geometry", lambda p, adjoint: narrow(p, adjoint=adjoint)._replace(wide=True))
     assert_exact(backend, ConvProblem.parse(text))
 
 
