@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..check import load_kernels
 from ..engine import Event, observing
-from ..foreign import read_as
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
 from .layers import layer_ranges
@@ -77,7 +75,7 @@ class Watch:
         """Write what this process, which is a child, has computed."""
         if self.first or not (rows := self.usage.rows):
             return
-        data = {"ended": ended, "rows": [asdict(row) for row in rows], "accelerated": self.accelerated}
+        data = {"ended": ended, "rows": [row.to_dict() for row in rows], "accelerated": self.accelerated}
         target = Path(self.folder, f"{os.getpid()}.json")
         with suppress(OSError):  # the first process has ended
             target.with_suffix(".new").write_text(json.dumps(data))
@@ -90,7 +88,7 @@ class Watch:
         """
         files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
         for one in files:
-            self.usage.add([read_as(Call, row, "a row") for row in one["rows"]])
+            self.usage.add([*map(Call.from_dict, one["rows"])])
             self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
         return len(files), sum(not one["ended"] for one in files)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
-from typing import Any, ClassVar
+from typing import Any
 
 from ..backends import COPY, built_in, why_absent
 from ..problem import PASSES, ConvProblem, Output
-from ..tables import Table, html_table, text_table, wrapped
+from ..tables import Table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .calls import Call
 from .pictures import Drawn
@@ -68,14 +68,6 @@ class Transfer:
     bytes: int
     least: int
     why: str
-
-    #: The names of `cells`.
-    NAMES: ClassVar = ("pass", "tensor", "exchange", "over", "received", "at least", "as")
-
-    def cells(self) -> tuple[str, ...]:
-        """A row of a table."""
-        sizes = (f"{self.bytes:,} B", f"{self.least:,} B")
-        return (self.when, self.tensor, self.collective, " and ".join(self.over), *sizes, self.why)
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ class Explanation(Drawn):
         shown = self._shown(everything)
         table = self._table(shown).text(width)
         rest = self._named([r for r in self.rows if r not in shown])
-        rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
+        rest += [_exchanged([("", t) for t in self.transfers]).text(width)] if self.transfers else []
         rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
         return "\n".join(text if width is None else wrapped(text, width) for text in (self._head, table, *rest))
 
@@ -196,16 +188,17 @@ class Explanation(Drawn):
 
     def _repr_html_(self) -> str:
         title = escape(self._head).replace("\n", "<br>")
-        exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
+        exchanged = _exchanged([("", t) for t in self.transfers]).html() if self.transfers else ""
         rows = self._shown(everything=False)
         table = self._table(rows).html([i for i, row in enumerate(rows) if row.chosen])
         every = f"<details><summary>every backend</summary>{self._table(self.rows).html()}</details>"
         return f"<p>{title}</p>{table}{every}{exchanged}{self._picture()}"
 
-    def _calls(self) -> list[Call]:
+    def _drawn(self) -> tuple[list[Call], list[Limits]]:
         """Return each measured row; else one pass, as all have the same work."""
         rows = [row for row in self.rows if row.output in PASSES]
-        return [self.call(row) for row in rows if row.seconds] or [self.call(row) for row in rows if row.chosen][:1]
+        drawn = [row for row in rows if row.seconds] or [row for row in rows if row.chosen][:1]
+        return [*map(self.call, drawn)], [self.limits] if self.limits else []
 
     def call(self, row: Answer, layers: tuple[str, ...] = ()) -> Call:
         """Return a row as the calls that would run in so many layers."""
@@ -214,9 +207,6 @@ class Explanation(Drawn):
             str(self.problem.replace(name="")), row.output, f"{row.backend} {row.runs.split(' ')[0]}".rstrip(),
             layout=row.layout, reason=row.reasons[0], milliseconds=ms, calls=count, total=count * ms, layers=layers,
         ).against(self.limits)  # fmt: skip
-
-    def _roofs(self) -> list[Limits]:
-        return [self.limits] if self.limits else []
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -313,18 +303,15 @@ class ModelExplanation(Drawn):
         kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
         title = f"{no_kernels(self.machine)}{count} {kinds}, {len(self.layers)} different, on {self.machine}"
         text = text_of([title, *Layers(self.rows).lines(width, texts=True)], width)
-        rows = [(name, *t.cells()) for name, t in self.transfers]
-        return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
+        return f"{text}\n{_exchanged(self.transfers).text(width)}" if self.transfers else text
 
     def _repr_html_(self) -> str:
         return f"<p>on {escape(str(self.machine))}</p>{Layers(self.rows).html()}{self._picture()}"
 
-    def _calls(self) -> list[Call]:
+    def _drawn(self) -> tuple[list[Call], list[Limits]]:
         """Return what was measured of each layer; else one pass, as all have the same work."""
-        return [call for call in self.rows if call.milliseconds or call.direction == "forward"]
-
-    def _roofs(self) -> list[Limits]:
-        return list(dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits))
+        limits = dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits)
+        return [call for call in self.rows if call.milliseconds or call.direction == "forward"], list(limits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -340,5 +327,15 @@ def no_kernels(machine: Machine) -> str:
     return f"NO COMPILED KERNELS: {missing}\n" if missing else ""
 
 
-def _exchanged(rows: Sequence[tuple[str, ...]], width: int | None, *first: str) -> str:
-    return text_table([(*first, *Transfer.NAMES), *rows], width=width)
+def _exchanged(transfers: Sequence[tuple[str, Transfer]]) -> Table[tuple[str, Transfer]]:
+    """Return a table of transfers, each with the name of its layer, if it has one."""
+    return Table(transfers, {
+        "layer": (lambda row: row[0], ""),
+        "pass": (lambda row: row[1].when, ""),
+        "tensor": (lambda row: row[1].tensor, ""),
+        "exchange": (lambda row: row[1].collective, ""),
+        "over": (lambda row: " and ".join(row[1].over), ""),
+        "received": (lambda row: f"{row[1].bytes:,} B", ""),
+        "at least": (lambda row: f"{row[1].least:,} B", ""),
+        "as": (lambda row: row[1].why, ""),
+    })  # fmt: skip

@@ -88,26 +88,22 @@ def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.devi
         if not candidates:
             continue
         seen = compared(candidates, (pass_,), device, baselines=[*candidates], seconds=0.3, least_rounds=1)
-        for i, row in enumerate(answers if seen else ()):
-            if seen and row.output == pass_ and row.backend in candidates:
-                runs = row.runs
-                if row.by_aten and device.type == "cpu":
-                    with onednn_log() as take:
-                        trials({"": candidates[row.backend]}, (pass_,), device)[""]()
-                        primitives = " + ".join(dict.fromkeys(take()))
-                    runs += f": {primitives}" if primitives else ""
-                seconds = {name: seen.median(name) for name in seen.samples}
-                result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
+        seconds = {name: seen.median(name) for name in seen.samples} if seen else {}
+        aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), float("inf"))
+        for i, row in enumerate(answers):
+            if row.output != pass_ or row.backend not in seconds:
+                continue
+            runs, reasons = row.runs, row.reasons
+            if row.by_aten and device.type == "cpu":
+                with onednn_log() as take:
+                    trials({"": candidates[row.backend]}, (pass_,), device)[""]()
+                    primitives = " + ".join(dict.fromkeys(take()))
+                runs += f": {primitives}" if primitives else ""
+            slower = seconds[row.backend] > aten * _DIFFERENT
+            if row.chosen and slower and reasons[0].startswith(BY_RULE):  # which expects another order
+                reasons = ("by rule; in this measurement aten took less time",)
+            result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=reasons)
     return tuple(result)
-
-
-def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
-    """The reasons of a row; one that expects another order than was measured just now says that it was a rule's."""
-    aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
-    slower = aten is not None and seconds[row.backend] > aten * _DIFFERENT
-    if row.chosen and slower and row.reasons[0].startswith(BY_RULE):
-        return ("by rule; in this measurement aten took less time",)
-    return row.reasons
 
 
 class Load:

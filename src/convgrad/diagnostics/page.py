@@ -37,11 +37,16 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     rows = profile.rows
+    try:
+        figure = draw_roofline(rows, profile.limits, width=5.6, height=4.4)
+        roofline = svg(figure, f"Roofline of {len(rows)} rows: operations per second against operations per byte")
+    except ValueError:
+        roofline = "<p>No call has a time.</p>"
     return environment.get_template("page.html").render(
         **text,
         p=profile,
         data=Markup(data),
-        roofline=Markup(_roofline(profile)),
+        roofline=Markup(roofline),
         forms=_forms(profile).cells(),
         parts=parts_of(profile).cells() if profile.parts else [],
         changes=_changes(profile, changes).cells(),
@@ -53,15 +58,11 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
         pytorch=any(r.pytorch is not None for r in rows),
         limit=any(r.of_limit is not None for r in rows),
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
-        time=_time,
+        time=lambda ms: shown(ms / 1e3),
         described=described,
         ms=milliseconds,
         side=lambda backend: "theirs" if by_pytorch(backend) else "ours",
     )
-
-
-def _time(milliseconds: float) -> str:
-    return shown(milliseconds / 1e3)
 
 
 def _forms(profile: Profile) -> Table[tuple[str, float, Any]]:
@@ -72,7 +73,7 @@ def _forms(profile: Profile) -> Table[tuple[str, float, Any]]:
     forms += [("of it in convolutions", sum(r.total for r in profile.rows), None)] * (profile.kind == "run")
     return Table(forms, {
         "computed by": (lambda form: form[0], ""),
-        "time": (lambda form: _time(form[1]), ">"),
+        "time": (lambda form: shown(form[1] / 1e3), ">"),
         "against PyTorch": (lambda form: str(form[2] or ""), ""),
     })  # fmt: skip
 
@@ -89,11 +90,3 @@ def _changes(profile: Profile, changes: Sequence[Change]) -> Table[tuple[str, fl
         "speed-up": (
             lambda c: f"{c[1] / c[2]:.2f}x" if c[1] and c[2] else "only before" if c[1] else "only after", ">"),
     })  # fmt: skip
-
-
-def _roofline(profile: Profile) -> str:
-    try:
-        figure = draw_roofline(profile.rows, profile.limits, width=5.6, height=4.4)
-    except ValueError:
-        return "<p>No call has a time.</p>"
-    return svg(figure, f"Roofline of {len(profile.rows)} rows: operations per second against operations per byte")

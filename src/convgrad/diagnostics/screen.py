@@ -24,27 +24,19 @@ class _Side:
 
     def __init__(self, calls: Sequence[Call], busy: bool) -> None:
         self.calls, self.first = calls, calls[0]
-        names = list(dict.fromkeys(call.backend for call in calls))
-        full = ", ".join(names)
-        self.backends = list(dict.fromkeys(name.split(" ")[0] for name in names))
+        self.backends = list(dict.fromkeys(call.library for call in calls))
+        full = ", ".join(dict.fromkeys(call.backend for call in calls))
         self.by = full if len(full) < 22 else ", ".join(self.backends)
         self.output = "  output" if self.first.direction == "forward" else "  gradients"
         self.total = sum(call.total for call in calls)
-        self.least = None if None in (each := [c.least for c in calls]) else sum(
-            (least or 0) * call.calls for least, call in zip(each, calls, strict=True)
-        )  # fmt: skip
-        one = self.first
+        least = [call.least * call.calls for call in calls if call.least is not None]
+        self.least = sum(least) if len(least) == len(calls) else None
+        one, self.speed = self.first, ""
         wide = not one.low or one.low < 1 < (one.high or 0) > _UNSURE * one.low
         self.unsure = one.speedup is not None and (busy or wide)
-
-    @property
-    def speed(self) -> str:
-        """Return the speedup over PyTorch with its interval; empty where that was not measured."""
-        one = self.first
-        if one.speedup is None:
-            return ""
-        interval = f" [{_short(one.low)}, {_short(one.high or 0)}]" if one.low else ""
-        return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
+        if one.speedup is not None:  # over PyTorch, with its interval
+            interval = f" [{_short(one.low)}, {_short(one.high or 0)}]" if one.low else ""
+            self.speed = f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
 
 
 def _short(ratio: float) -> str:
@@ -64,7 +56,7 @@ class Layers:
         self, rows: Sequence[Call], kernels: Sequence[Kernel] = (), whole: tuple[float, str] = (0.0, ""),
         busy: bool = False,
     ) -> None:  # fmt: skip
-        self.kernels, self.whole, self.busy = kernels, whole, busy
+        self.kernels, self.whole = kernels, whole
         groups: dict[tuple[object, ...], dict[str, list[Call]]] = {}
         for row in sorted(rows, key=lambda row: row.direction, reverse=True):
             group = groups.setdefault((row.layers, row.convolution.replace(name="", has_bias=False)), {})
@@ -74,6 +66,11 @@ class Layers:
 
     def _table(self, groups: Sequence[Sequence[_Side]], without: Sequence[str] = ()) -> Table[_Side]:
         measured, (whole, of) = any(side.total for group in groups for side in group), self.whole
+
+        def of_kernel(kernel: Kernel, side: _Side) -> str:
+            refused = any(set(side.first.layers) & set(layers) for layers in kernel.refused.values())
+            return "runs" if kernel.name in side.backends else "refused" if refused else "-"
+
         columns: dict[str, tuple[Callable[[_Side], Any], str]] = {
             "layers": (lambda s: _named(s.first), ""),
             "": (lambda s: s.output, ""),
@@ -84,14 +81,10 @@ class Layers:
             "limit" if measured else "ms at best": (
                 (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
             of or "share": (lambda s: s.total / whole if whole else None, ".1%"),
-            **{kernel.name: (lambda s, kernel=kernel: self._of_kernel(kernel, s), "") for kernel in self.kernels},
+            **{kernel.name: (lambda s, kernel=kernel: of_kernel(kernel, s), "") for kernel in self.kernels},
         }  # fmt: skip
         sides = [side for group in groups for side in group]
         return Table(sides, {title: column for title, column in columns.items() if title not in without})
-
-    def _of_kernel(self, kernel: Kernel, side: _Side) -> str:
-        refused = any(set(side.first.layers) & set(layers) for layers in kernel.refused.values())
-        return "runs" if kernel.name in side.backends else "refused" if refused else "-"
 
     def lines(self, width: int | None, first: int | None = None, *, texts: bool = False) -> list[str]:
         """Return the table, then what belongs below it, each reason once.
@@ -110,10 +103,8 @@ class Layers:
                 rows = self._table(groups, without).text().splitlines()
         result, rest = rows[:1], iter(rows[1:])
         for group in groups:
-            result += [
-                f"{_named(group[0].first)}: {described(group[0].first.problem)}",
-                *([f"  {group[0].first.problem}"] * texts),
-            ]
+            one = group[0].first
+            result += [f"{_named(one)}: {described(one.problem)}", *[f"  {one.problem}"] * texts]
             result += [next(rest) for _ in group]
         if more := self.groups[len(groups) :]:
             part = f", {sum(s.total for group in more for s in group) / whole:.0%} {of}" if whole else ""
@@ -124,14 +115,12 @@ class Layers:
         for kernel in self.kernels:
             refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
             result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {count}", *refused]))
-        by: dict[tuple[str, str], list[str]] = {}
+        by: dict[tuple[str, str], dict[str, None]] = {}
         for call in (call for group in groups for side in group for call in side.calls if call.reason):
-            why = call.backend.split(" ")[0], without_figures(call.reason)
-            by.setdefault(why, []).append(_named(call).split(" ")[0])
+            by.setdefault((call.library, without_figures(call.reason)), {})[_named(call).split(" ")[0]] = None
         for (name, reason), where in by.items():
-            each = list(dict.fromkeys(where))
-            others = f" and {len(each) - 3} more" if each[3:] else ""
-            result.append(f"why {name}: {reason} ({', '.join(each[:3])}{others})")
+            others = f" and {len(where) - 3} more" if len(where) > 3 else ""
+            result.append(f"why {name}: {reason} ({', '.join([*where][:3])}{others})")
         return result
 
     def html(self) -> str:

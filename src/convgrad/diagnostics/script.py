@@ -80,21 +80,56 @@ def run_script(
         raise FileNotFoundError(f"no script at {script!r}")
     # The script may go to another folder.
     target, trace_to = (None if path is None else Path(path).absolute() for path in (csv, trace))
-    start, others = time.perf_counter(), set(threading.enumerate())
+    start, others, file = time.perf_counter(), set(threading.enumerate()), out or sys.stderr
     how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
         watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels))
-        report = (measure, target, out or sys.stderr, width, first, then)
-        opened.callback(lambda: watch.first and _report(watch, time.perf_counter() - start, *report))
+
+        def report() -> None:
+            if not watch.first:  # a process that the script forked
+                return
+            wall, (children, cut) = time.perf_counter() - start, watch.gather()
+            lines = [_head(watch, wall, children), *watch.notes, *watch.accelerated]
+            if accelerate and not watch.accelerated:
+                lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
+            if cut:
+                ended = "ended by a signal, or by os._exit: the calls of the last second may be missing"
+                lines.append(f"{_processes(cut)} {ended}")
+            with suppress(KeyboardInterrupt):  # the rest is known
+                limited(watch.usage.rows, measure)
+            with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
+                text, table = "\n".join(lines), watch.usage.table(width=width, first=first)
+                print(text if width is None else wrapped(text, width), table, sep="\n", file=file, flush=True)
+            try:
+                if target is not None:
+                    watch.usage.to_csv(target)
+                if then is not None:
+                    known = {"children": children, "children_cut": cut, "accelerated": watch.accelerated}
+                    then({"wall_seconds": wall, "taken_over": how == "takeover", **known, **watch.usage.to_dict()})
+            except OSError as error:
+                print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=file)
+
+        opened.callback(report)
         if trace_to is not None:
             opened.enter_context(_third_step(trace_to, watch))
         opened.enter_context(as_main(script, args, module))
         status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
             atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
-    if not watch.first:  # a process that the script forked ends where the script does
+    if not watch.first:  # it ends where the script does
         raise SystemExit(status)
     return status
+
+
+def _head(watch: Watch, wall: float, children: int) -> str:
+    """Return the first line of a report."""
+    who = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}[watch.how]
+    rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, each of which reports
+    calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
+    rest = f" of {wall:.3f} s ({seconds / wall:.0%}) in convolutions"
+    if children:
+        rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+    return f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}"
 
 
 @contextmanager
@@ -115,50 +150,6 @@ def _third_step(path: Path, watch: Watch) -> Iterator[None]:
             hook.remove()
     if not watch.notes:
         watch.notes.append("no trace: this process did not come to the third step of an optimizer")
-
-
-_WHO = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}
-
-
-def _report(
-    watch: Watch,
-    wall: float,
-    measure: bool,
-    csv: Path | None,
-    out: TextIO,
-    width: int | None,
-    first: int | None,
-    then: Callable[[dict[str, Any]], None] | None,
-) -> None:
-    children, cut = watch.gather()
-    usage, rows = watch.usage, watch.usage.rows
-    rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, each of which reports
-    head = f"\n{rank}{_WHO[watch.how]}: {counted(sum(row.calls for row in rows), 'call')}, {usage.seconds:.3f} s"
-    if children:
-        head += f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
-    else:
-        head += f" of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
-    lines = [head, *watch.notes, *watch.accelerated]
-    if watch.how == "accelerate" and not watch.accelerated:
-        lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
-    if cut:
-        lines.append(
-            f"{_processes(cut)} ended by a signal, or by os._exit: the calls of the last second may be missing"
-        )
-    with suppress(KeyboardInterrupt):  # the rest is known
-        limited(rows, measure)
-    with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        text = "\n".join(lines)
-        table = usage.table(width=width, first=first)
-        print(text if width is None else wrapped(text, width), table, sep="\n", file=out, flush=True)
-    try:
-        if csv is not None:
-            csv.write_text(usage.to_csv(), encoding="utf-8")
-        if then is not None:
-            known = {"children": children, "children_cut": cut, "accelerated": watch.accelerated}
-            then({"wall_seconds": wall, "taken_over": watch.how == "takeover", **known, **usage.to_dict()})
-    except OSError as error:
-        print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)
 
 
 def _processes(number: int) -> str:
@@ -230,11 +221,6 @@ def profile_table(path: str | Path) -> Profile:
     finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
     notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
     return Profile.of(
-        rows,
-        (),
-        notes,
-        kind="table",
-        what=str(path),
-        finding=finding,
+        rows, notes=notes, kind="table", what=str(path), finding=finding,
         conditions="a machine that the file does not name",
-    )
+    )  # fmt: skip
