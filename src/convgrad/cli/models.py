@@ -25,19 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A model whose class transformers has, with random weights: nothing is downloaded.
+    """A model whose class transformers has, with random weights: nothing is downloaded."""
 
-    Args:
-        config: transformers' class of its configuration.
-        options: what differs from that class's defaults: the published small variant, few layers of a kind.
-        input: the shape of one sample: of an image, whose size is free, or the length of a sequence.
-        vocabulary: of a model that reads numbers of words.
-    """
-
-    config: str
-    options: dict[str, Any] = field(default_factory=dict)
-    input: tuple[int, ...] = (3, 224, 224)
-    vocabulary: int = 0
+    config: str  # transformers' class of its configuration
+    options: dict[str, Any] = field(default_factory=dict)  # other than its defaults: a small variant, few layers
+    input: tuple[int, ...] = (3, 224, 224)  # of one sample: of an image, whose size is free, or a sequence's length
+    vocabulary: int = 0  # of a model that reads numbers of words
 
     def build(self) -> nn.Module:
         """Return the model on the device of the block; on meta it takes no memory."""

@@ -78,17 +78,11 @@ def only_for(kind: str, what: str, is_one: bool, options: dict[str, object], hin
 
 
 class OfModel(NamedTuple):
-    """The options of a model.
+    """The options of a model."""
 
-    Args:
-        shape: of its input; else it gets what its function returns, or two samples of the usual size.
-        dtype: of its parameters and of inputs that are real; else as its function made them.
-        last: in channels_last.
-    """
-
-    shape: str = ""
-    dtype: str = ""
-    last: bool = False
+    shape: str = ""  # of its input; else it gets what its function returns, or two samples of the usual size
+    dtype: str = ""  # of its parameters and of inputs that are real; else as its function made them
+    last: bool = False  # in channels_last
 
     def only_for(self, is_model: bool, what: str, hint: str = "", **more: object) -> None:
         """Refuse these options, and ``more``, for what is no model."""

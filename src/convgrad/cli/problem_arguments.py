@@ -29,9 +29,7 @@ def read_problems(
 ) -> tuple[list[ConvProblem], dict[ConvProblem, set[Pass]]]:  # fmt: skip
     """Return the problems of some arguments, and what a file's --dir asks for.
 
-    Args:
-        models: may be among the arguments: their device and options.
-        linear: the linear layers of models, too.
+    Models may be among them where their device and options are given, with their linear layers on request.
 
     Raises:
         ValueError: an argument that is no problem and no file, or a line of a file that is no problem.

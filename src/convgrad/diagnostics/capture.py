@@ -159,11 +159,9 @@ def capture(
 ) -> list[Captured]:
     """Return every convolution of one forward pass, in order, and every linear layer that may be computed as one.
 
-    A linear layer that is given by itself is noted in any case.
+    A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes.
 
     Args:
-        model: any module; neither its parameters nor its buffers nor the random state change.
-        args, kwargs: what it is called with; tensors on the meta device are enough.
         machine: where it is meant to run: the layout of one result is the next layer's operand.
         outputs: for which of them a sharded call exchanges what is noted.
 

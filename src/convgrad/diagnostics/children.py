@@ -110,11 +110,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def watching(how: str, usage: Usage, kernels: Sequence[str] = ()) -> Iterator[Watch]:
-    """Watch this process and its children while the block lasts; ``usage`` gets the calls.
-
-    Args:
-        kernels: scripts or modules that register kernels, for a child to load; this process has loaded them.
-    """
+    """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls."""
     folder = tempfile.mkdtemp(prefix="convgrad")
     before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
     os.environ[_VARIABLE] = json.dumps([how, folder, *kernels])

@@ -20,26 +20,17 @@ from .screen import Layers, text_of
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one backend for one output.
-
-    Args:
-        layout: in which it gets the operands.
-        runs: what runs inside: ATen's own backend and function (with oneDNN's primitive where it was measured), or
-            the one of a backend's several kernels.
-        workspace: bytes of scratch memory that the engine gives it.
-        seconds: measured time of one call; None where nothing was measured.
-        usable: whether it could compute this here.
-    """
+    """The answer of one backend for one output."""
 
     output: Output
     backend: str
     chosen: bool
     reasons: tuple[str, ...]
-    layout: str
-    workspace: int
-    runs: str = ""
-    seconds: float | None = None
-    usable: bool = True
+    layout: str  # in which it gets the operands
+    workspace: int  # bytes of scratch memory that the engine gives it
+    runs: str = ""  # ATen's own backend and function (where measured, oneDNN's primitive), or one of several kernels
+    seconds: float | None = None  # of one call, measured
+    usable: bool = True  # whether it could compute this here
 
     @property
     def by_aten(self) -> bool:
@@ -49,44 +40,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The part of one tensor that a process receives in one pass of a sharded convolution.
+    """The part of one tensor that a process receives in one pass of a sharded convolution."""
 
-    Args:
-        when: ``forward`` or ``backward``.
-        tensor: an operand, or a result on its way to where it is wanted.
-        collective: a halo exchange, or a change of placements.
-        over: the names or numbers of the mesh's dimensions.
-        bytes: that this process receives.
-        least: bytes without which this sharding cannot do.
-        why: it is necessary.
-    """
-
-    when: str
-    tensor: str
-    collective: str
-    over: tuple[str, ...]
-    bytes: int
-    least: int
-    why: str
+    when: str  # "forward" or "backward"
+    tensor: str  # an operand, or a result on its way to where it is wanted
+    collective: str  # a halo exchange, or a change of placements
+    over: tuple[str, ...]  # the names or numbers of the mesh's dimensions
+    bytes: int  # that this process receives
+    least: int  # bytes without which this sharding cannot do
+    why: str  # it is necessary
 
 
 @dataclass(frozen=True)
 class Explanation(Drawn):
-    """Backends that would run for a problem on a machine, and those that would not and why. ``str()`` is a table.
-
-    Args:
-        rows: one for each output and backend.
-        limits: what the machine can do at best; None where that is not known.
-        placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
-        transfers: what this process receives in it.
-    """
+    """Backends that would run for a problem on a machine, and those that would not and why. ``str()`` is a table."""
 
     problem: ConvProblem
     machine: Machine
-    rows: tuple[Answer, ...]
-    limits: Limits | None = None
-    placements: str = ""
-    transfers: tuple[Transfer, ...] = ()
+    rows: tuple[Answer, ...]  # one for each output and backend
+    limits: Limits | None = None  # what the machine can do at best; None where that is not known
+    placements: str = ""  # of a sharded call, of which the problem is this process's part: where its tensors lie
+    transfers: tuple[Transfer, ...] = ()  # what this process receives in it
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
@@ -230,17 +204,11 @@ class Explanation(Drawn):
 
 @dataclass(frozen=True)
 class Layer:
-    """One convolution of a model, and every place where the same one runs.
+    """One convolution of a model, and every place where the same one runs."""
 
-    Args:
-        names: of the modules, in order; one that runs twice stands here twice.
-        kind: class of the module.
-        explanation: what would run for it.
-    """
-
-    names: tuple[str, ...]
-    kind: str
-    explanation: Explanation
+    names: tuple[str, ...]  # of the modules, in order; one that runs twice stands here twice
+    kind: str  # class of the module
+    explanation: Explanation  # what would run for it
 
     @property
     def problem(self) -> ConvProblem:

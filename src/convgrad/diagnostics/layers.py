@@ -23,19 +23,13 @@ _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class Running(NamedTuple):
-    """A module that is running.
-
-    Attributes:
-        range: of the profiler; None where none is running.
-        nodes: of autograd, which made its inputs.
-        autocast: kind of device -> the dtype to which autocast casts there.
-    """
+    """A module that is running."""
 
     module: nn.Module
     name: str
-    range: Any
-    nodes: set[Any]
-    autocast: dict[str, torch.dtype | None]
+    range: Any  # of the profiler; None where none is running
+    nodes: set[Any]  # of autograd, which made its inputs
+    autocast: dict[str, torch.dtype | None]  # kind of device -> the dtype to which autocast casts there
 
 
 class _Thread(threading.local):

@@ -21,9 +21,8 @@ from ..backends import why_absent
 from ..engine.measure import conditions
 from ..foreign import read_as, read_json
 from .calls import Call, computed
-from .page import page_of
 from .roofline import TOO_LOW, Limits
-from .screen import Layers, screen
+from .screen import Layers, page_of, screen
 
 #: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
@@ -43,21 +42,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cost:
-    """Something avoidable, and what to do about it.
+    """Something avoidable, and what to do about it."""
 
-    Args:
-        kind: ``"layout"``, ``"backend"`` or ``"tune"``: what the remedy changes.
-        what: a sentence.
-        remedy: one line of Python or shell.
-        milliseconds: what it would save of the whole.
-        rows: which of the rows it concerns, by number.
-    """
-
-    kind: str
-    what: str
-    remedy: str
-    milliseconds: float
-    rows: tuple[int, ...] = ()
+    kind: str  # "layout", "backend" or "tune": what the remedy changes
+    what: str  # a sentence
+    remedy: str  # one line of Python or shell
+    milliseconds: float  # what it would save of the whole
+    rows: tuple[int, ...] = ()  # which of the rows it concerns, by number
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,12 @@ TOO_LOW = (
 
 @dataclass(frozen=True)
 class Limits:
-    """The best that a machine can do.
+    """The best that a machine can do."""
 
-    Args:
-        bytes_per_second: of a large copy, bytes read and bytes written both counted.
-        flops_per_second: in this dtype.
-        dtype: by name, ``"float32"``.
-        source: how these two are known.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
-    dtype: str
-    source: str
+    bytes_per_second: float  # of a large copy, bytes read and bytes written both counted
+    flops_per_second: float  # in this dtype
+    dtype: str  # by name, "float32"
+    source: str  # how these two are known
 
     def seconds(self, problem: ConvProblem, outputs: Collection[str] = ("forward",)) -> float:
         """The least time of one call for these outputs; every single pass has the same."""

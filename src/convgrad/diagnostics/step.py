@@ -261,12 +261,7 @@ def _by_layer(usage: Usage) -> _Times:
 
 
 def _against(call: Call, times: Sequence[tuple[_Times, _Times]], alone: bool) -> Call:
-    """Return a row compared with PyTorch's time of the same direction of the same layers.
-
-    Args:
-        times: in each round, by PyTorch and by convgrad.
-        alone: no other row is of this direction of these layers.
-    """
+    """Return a row compared with PyTorch's time of the same direction of the same layers, of which it may be a part."""
     keys = [(layer, call.direction) for layer in call.layers]
     if not keys or not all(key in stock for stock, _ in times for key in keys):
         return call

@@ -165,23 +165,14 @@ _NAMES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float3
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition that was evaluated, and what came of it.
+    """A condition that was evaluated, and what came of it."""
 
-    Args:
-        text: the condition, as a statement.
-        holds: whether it is true.
-        value: what it read.
-        depth: 0 for a rule that decides, 1 and more for the conditions that it consists of.
-        join: how it is joined to the condition before it at the same depth: ``"AND"``, ``"OR"`` or nothing.
-        source: the function of ATen that has it.
-    """
-
-    text: str
+    text: str  # as a statement
     holds: bool
-    value: str = ""
-    depth: int = 0
-    join: str = ""
-    source: str = ""
+    value: str = ""  # what it read
+    depth: int = 0  # 0 for a rule that decides, 1 and more for the conditions that it consists of
+    join: str = ""  # "AND" or "OR": how it is joined to the condition before it at the same depth
+    source: str = ""  # the function of ATen that has it
 
     @property
     def cells(self) -> tuple[str, str, str]:
