@@ -39,50 +39,32 @@ _parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
 class Call:
     """One call of a backend, or all equal ones together.
 
-    Args:
-        problem: as one line of text.
-        outputs: joined by ``+`` where one call gave several. These are passes of the problem, as `use_backend` and
-            `explain` call them; `shown` adds what they are to the user of a transposed convolution.
-        kernel: which of the backend's kernels ran, where it has several; for ATen its own backend, or with
-            ``onednn=True`` oneDNN's name of the primitive.
-        layout: of the result.
-        reason: why this backend.
-        milliseconds: wall time of one call, copies included; on a GPU it waited for the device. Of several calls the
-            median of the last hundred, in which the first ones, which do more, hardly count.
-        calls: how many.
-        total: milliseconds of all of them.
-        copied: operands that each call copied into a layout that the backend takes.
-        copies: the same, each with its shape and strides; of a single call.
-        call: of a single call, its number in the trace.
-        layers: names of the modules that compute it, where they are known.
-        pytorch: milliseconds of PyTorch's call for the same outputs, in the same model.
-        least: milliseconds that the machine needs at least; None where its limit is not known.
-        bound: what that time is made of, ``"memory"`` or ``"arithmetic"``.
-        of_limit: least / milliseconds.
-        speedup: all of this direction of these layers against PyTorch's, with the interval ``low`` to ``high``.
+    Its outputs are passes of the problem, as `use_backend` and `explain` call them; ``shown`` adds what they are to the
+    user of a transposed convolution. Times are in milliseconds of wall time, copies included; on a GPU they waited for
+    the device.
     """
 
-    problem: str
-    outputs: str
+    problem: str  #: as one line of text
+    outputs: str  #: joined by ``+`` where one call gave several
     backend: str
-    kernel: str = ""
-    layout: str = "contiguous"
+    kernel: str = ""  #: of several; for ATen its own backend, or with ``onednn=True`` oneDNN's name of the primitive
+    layout: str = "contiguous"  #: of the result
     device: str = "cpu"
-    reason: str = ""
-    milliseconds: float = 0.0
-    calls: int = 1
-    total: float = 0.0
-    copied: int = 0
-    copies: tuple[str, ...] = ()
-    call: int = 0
-    layers: tuple[str, ...] = ()
-    pytorch: float | None = None
-    least: float | None = None
-    bound: str | None = None
-    of_limit: float | None = None
-    speedup: float | None = None
-    low: float | None = None
-    high: float | None = None
+    reason: str = ""  #: why this backend
+    milliseconds: float = 0.0  #: of one call; of several the median of the last hundred: the first hardly count
+    calls: int = 1  #: how many
+    total: float = 0.0  #: milliseconds of all of them
+    copied: int = 0  #: operands that each call copied into a layout that the backend takes
+    copies: tuple[str, ...] = ()  #: the same, each with its shape and strides; of a single call
+    call: int = 0  #: of a single call, its number in the trace
+    layers: tuple[str, ...] = ()  #: names of the modules that compute it, where they are known
+    pytorch: float | None = None  #: milliseconds of PyTorch's call for the same outputs, in the same model
+    least: float | None = None  #: milliseconds that the machine needs at least; None where its limit is not known
+    bound: str | None = None  #: what that time is made of, ``"memory"`` or ``"arithmetic"``
+    of_limit: float | None = None  #: least / milliseconds
+    speedup: float | None = None  #: all of this direction of these layers against PyTorch's
+    low: float | None = None  #: the lower end of its interval
+    high: float | None = None  #: the upper end
 
     @classmethod
     def of(cls, event: Event, kernel: str, number: int = 0) -> Call:

@@ -170,19 +170,15 @@ def explain_problem(
     left: str = "",
     request: Request | None = None,
 ) -> Explanation:
-    """Return every backend's answer for every output of a problem, on a machine that need not be here.
+    """Return every backend's answer for every output of a problem, as `explain` does, on any machine.
 
     Args:
-        outputs: which; all where none are given.
         left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
-        device: None for this CPU, a device that is here, or a description of one that is not.
-        measure: time the chosen backend and ATen, and the machine's limit where it is not known yet.
         request: the backends that are asked for; None: by `use_backend`, around this call.
 
     Raises:
         BackendError: a backend that was requested by name cannot.
-        ValueError: an output or a device description that cannot be read, or ``measure`` for a machine that is not
-            here.
+        ValueError: an output or a device that cannot be read, or ``measure`` for a machine that is not here.
     """
     given = _given(outputs)
     for output in given:

@@ -95,54 +95,33 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """An earlier run, as a profile keeps it to be compared with."""
+    """What a profile keeps of an earlier run, to be compared with it."""
 
-    what: str
-    made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
-    conditions: str
-    milliseconds: float | None = None
-    rows: tuple[Call, ...]
+    what: str  #: the name of the model, script or file
+    made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))  #: ISO 8601
+    conditions: str  #: machine, threads, versions, memory setting
+    milliseconds: float | None = None  #: of the whole in which the rows were seen
+    rows: tuple[Call, ...]  #: the most expensive first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Before):
-    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it.
+    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it."""
 
-    Args:
-        kind: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file.
-        what: the name of the model, script or file.
-        finding: the result in one sentence.
-        milliseconds: of the whole in which `rows` were seen.
-        variants: the whole computed in different ways, PyTorch's own first.
-        rows: the most expensive first.
-        costs: the largest first.
-        looked: how much was examined to find them.
-        timeline: the calls of one step in their order.
-        notes: how it was measured, for the reader.
-        warnings: why the times are not to be trusted; such a profile has no ratio in its finding.
-        parts: of the whole step.
-        kernels: those that the user registered.
-        whole: the last lines of the screen: the gradients' error, memory, and the limit of the step.
-        limits: what the machine can do at best, by dtype.
-        conditions: machine, threads, versions, memory setting.
-        made: date and time, ISO 8601.
-        before: an earlier run.
-    """
-
-    kind: str
-    finding: str
-    variants: tuple[Variant, ...] = ()
-    costs: tuple[Cost, ...] = ()
-    looked: str = ""
-    timeline: tuple[Moment, ...] = ()
-    notes: tuple[str, ...] = ()
-    limits: tuple[Limits, ...] = ()
+    kind: str  #: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file
+    finding: str  #: the result in one sentence
+    variants: tuple[Variant, ...] = ()  #: the whole computed in different ways, PyTorch's own first
+    costs: tuple[Cost, ...] = ()  #: the largest first
+    looked: str = ""  #: how much was examined to find them
+    timeline: tuple[Moment, ...] = ()  #: the calls of one step in their order
+    notes: tuple[str, ...] = ()  #: how it was measured, for the reader
+    limits: tuple[Limits, ...] = ()  #: what the machine can do at best, by dtype
     convgrad: str = __version__
-    before: Before | None = None
-    warnings: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
-    kernels: tuple[Kernel, ...] = ()
-    whole: tuple[str, ...] = ()
+    before: Before | None = None  #: an earlier run
+    warnings: tuple[str, ...] = ()  #: why the times are not to be trusted; then there is no ratio in the finding
+    parts: tuple[Part, ...] = ()  #: of the whole step
+    kernels: tuple[Kernel, ...] = ()  #: those that the user registered
+    whole: tuple[str, ...] = ()  #: the last lines of the screen: the gradients' error, memory, the limit of the step
     schema: int = SCHEMA
 
     @classmethod

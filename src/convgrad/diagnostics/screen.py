@@ -169,11 +169,7 @@ def parts_of(profile: Profile) -> Table[tuple[str, float, float]]:
 
 
 def page_of(profile: Profile, changes: Sequence[Change]) -> str:
-    """The page of a profile, with the changes since the run before.
-
-    Raises:
-        ImportError: what the extra ``[report]`` brings is missing.
-    """
+    """Return the page of a profile, with the changes since the run before."""
     try:
         import matplotlib  # noqa: F401 - what draws the page needs it; said before anything is drawn
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
