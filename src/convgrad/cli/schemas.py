@@ -100,11 +100,7 @@ _NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 def schema_of_command(command: str, *, more: bool = True) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints.
-
-    Args:
-        more: whether objects may have other fields, as those of a later release may.
-    """
+    """Return the JSON Schema of what a command prints; objects may have more fields, as a later release's may."""
     if command not in SHAPES:
         raise UnknownNameError.of("no command is called", command, SHAPES)
     envelope = {"schema": f"convgrad {command}", "arguments": [str], "versions": _VERSIONS, "data": SHAPES[command]}

@@ -29,18 +29,11 @@ __all__ = [
     "run_script", "select_conv_backend", "svg", "trace", "without_figures",
 ]  # fmt: skip
 
-#: What makes profiles is loaded when it is first named: it needs `check` and `models`.
-_LATER = {
-    "profile": ("SCHEMA", "Change", "Cost", "Moment", "Profile", "Variant", "changes"),
-    "script": ("profile_script", "profile_table", "run_script"),
-    "step": ("profile_model",),
-}
-
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
+    """Load what makes profiles when it is first named."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import profile, script, step
 
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return next(getattr(module, name) for module in (profile, step, script) if hasattr(module, name))

@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..check import load_kernels
 from ..engine import Event, observing
-from ..foreign import read_as
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
 from .layers import layer_ranges
@@ -78,7 +76,7 @@ class Watch:
         """Write what this process, which is a child, has computed."""
         if self.first or not (rows := self.usage.rows):
             return
-        data = {"ended": ended, "rows": [asdict(row) for row in rows], "accelerated": self.accelerated}
+        data = {"ended": ended, "rows": [row.to_dict() for row in rows], "accelerated": self.accelerated}
         data["notes"] = self.notes
         target = Path(self.folder, f"{os.getpid()}.json")
         with suppress(OSError):  # the first process has ended
@@ -92,7 +90,7 @@ class Watch:
         """
         files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
         for one in files:
-            self.usage.add([read_as(Call, row, "a row") for row in one["rows"]])
+            self.usage.add([*map(Call.from_dict, one["rows"])])
             self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
             self.notes += one["notes"]
         return len(files), sum(not one["ended"] for one in files)
@@ -136,11 +134,10 @@ def third_step(path: Path, watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def watching(how: str, usage: Usage, kernels: Sequence[str] = (), trace: Path | None = None) -> Iterator[Watch]:
-    """Watch this process and its children while the block lasts; ``usage`` gets the calls.
+    """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls.
 
     Args:
         trace: where the first process writes its third step, if it does.
-        kernels: scripts or modules that register kernels, for a child to load; this process has loaded them.
     """
     folder = tempfile.mkdtemp(prefix="convgrad")
     before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}

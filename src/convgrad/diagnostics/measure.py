@@ -93,28 +93,24 @@ def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.devi
         if not candidates:
             continue
         seen = compared(candidates, (pass_,), device, baselines=[*candidates], seconds=0.3, least_rounds=1)
-        for i, row in enumerate(answers if seen else ()):
-            if seen and row.output == pass_ and row.backend in candidates:
-                runs = row.runs
-                if row.by_aten and device.type == "cpu":
-                    with onednn_log() as take:
-                        trials({"": candidates[row.backend]}, (pass_,), device)[""]()
-                        primitives = " + ".join(dict.fromkeys(take()))
-                    runs += f": {primitives}" if primitives else ""
-                seconds = {name: seen.median(name) for name in seen.samples}
-                result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
+        seconds = {name: seen.median(name) for name in seen.samples} if seen else {}
+        aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
+        for i, row in enumerate(answers):
+            if row.output != pass_ or row.backend not in seconds:
+                continue
+            runs, reasons = row.runs, row.reasons
+            if row.by_aten and device.type == "cpu":
+                with onednn_log() as take:
+                    trials({"": candidates[row.backend]}, (pass_,), device)[""]()
+                    primitives = " + ".join(dict.fromkeys(take()))
+                runs += f": {primitives}" if primitives else ""
+            if aten is not None and row.chosen and not row.by_aten and reasons[0].startswith(BY_RULE):
+                speed = aten / seconds[row.backend]  # which is known now, whatever the rule expected
+                faster = f"{speed:.3g}x as fast as aten" if abs(speed - 1) > _DIFFERENT else "no faster than aten"
+                _, one, together = reasons[0].partition(", in one ")
+                reasons = (f"by rule; in this measurement {faster}{one}{together}",)
+            result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=reasons)
     return tuple(result)
-
-
-def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
-    """Return the reasons of a row; in place of what a rule expected, what was measured just now."""
-    aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
-    if aten is None or not row.chosen or row.by_aten or not row.reasons[0].startswith(BY_RULE):
-        return row.reasons
-    speed = aten / seconds[row.backend]
-    less = f"{speed:.3g}x as fast as aten" if abs(speed - 1) > _DIFFERENT else "no faster than aten"
-    _, one, together = row.reasons[0].partition(", in one ")
-    return (f"by rule; in this measurement {less}{one}{together}",)
 
 
 class Load:

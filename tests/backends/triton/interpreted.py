@@ -7,6 +7,7 @@ that bfloat16 holds do not notice; it multiplies matrices in float32, whatever p
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 
