@@ -54,7 +54,7 @@ class Watch:
             _open.append(self)
             opened.callback(_open.remove, self)
             opened.callback(self.write)
-            util.register_after_fork(self, Watch._write_at_exit)
+            util.register_after_fork(self, Watch.write_at_exit)
             yield self
 
     def _note(self, event: Event) -> None:
@@ -67,7 +67,7 @@ class Watch:
         """Begin anew in a forked process."""
         self.first, self.usage, self._due = False, Usage(), 0.0
 
-    def _write_at_exit(self) -> None:
+    def write_at_exit(self) -> None:
         """Write what is known when multiprocessing ends this process, which it does without a word to `atexit`."""
         util.Finalize(None, self.write, exitpriority=0)
 
@@ -98,33 +98,23 @@ _open: list[Watch] = []
 #: What is open until a child ends.
 _rest = ExitStack()
 
-
-def _after_fork() -> None:
-    for watch in _open:
-        watch.forked()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=lambda: [watch.forked() for watch in _open])
 
 
 @contextmanager
 def watching(how: str, usage: Usage, kernels: Sequence[str] = ()) -> Iterator[Watch]:
     """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls."""
-    folder = tempfile.mkdtemp(prefix="convgrad")
-    before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
+    folder, first, before = tempfile.mkdtemp(prefix="convgrad"), os.getpid(), dict(os.environ)
     os.environ[_VARIABLE] = json.dumps([how, folder, *kernels])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before["PYTHONPATH"])))
-    first = os.getpid()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before.get("PYTHONPATH"))))
     try:
         with Watch(how, folder, usage).open() as watch:
             yield watch
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in (_VARIABLE, "PYTHONPATH"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
         if os.getpid() == first:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,5 +128,5 @@ def watch_this_process() -> None:
         load_kernels(source, verify=False)  # as the first process did
     watch = _rest.enter_context(Watch(how, folder, Usage()).open())
     watch.forked()
-    watch._write_at_exit()
+    watch.write_at_exit()
     atexit.register(_rest.close)
