@@ -157,7 +157,7 @@ def test_steps_in_each_layout_by_rules_and_measured(tmp_path: Path, capsys: Any)
         assert (r["batch"], r["size"], r["convolutions"], r["note"]) == ("2", "16", "2", "")
         assert float(r["stock_ms"]) / float(r["ours_ms"]) == pytest.approx(float(r["speed"]), rel=2e-3)
     assert {r["choice"] for r in found} == {"rules"}
-    assert measurements.entries() == {}
+    assert measurements.exported() == []
     assert time_steps.main([*command, "--resume"]) == 0
     assert rows(file) == found
     assert time_steps.main([*command, "--resume", "--measure", "--layout", "contiguous"]) == 0

@@ -26,6 +26,7 @@ _EXPLANATION = {
         "output": OUTPUTS, "backend": str, "chosen": bool, "usable": bool, "reasons": [str], "layout": str, "runs": str,
         "workspace_bytes": int, "seconds": _AMOUNT, "fraction_of_limit": _AMOUNT,
     }],
+    "warnings": [str],
 }  # fmt: skip
 _CALL = {
     "layers": [str], "outputs": [str],
@@ -67,7 +68,7 @@ SHAPES: dict[str, Any] = {
     },
     "check": (_CHECK, {"aten_findings": _FINDINGS}),
     "bench": (
-        {"conditions": str, "problems": [{
+        {"conditions": str, "warnings": {str: [str]}, "problems": [{
             "problem": str, "output": OUTPUTS, "backend": str, "note": str, "pytorch_layout": str, "wrong": bool,
             **dict.fromkeys(("milliseconds", "gflops_per_second", "fraction_of_limit", "pytorch_milliseconds", "speed",
                              "speed_low", "speed_high"), _AMOUNT),

@@ -71,7 +71,7 @@ def tune(
         convgrad tune --import choices.json
     """
     from .. import __version__
-    from ..engine import measurements
+    from ..engine import measurements, store
     from ..settings import determinism_demanded
 
     if not (what or export or import_ or forget or aten > 0):
@@ -100,7 +100,7 @@ def tune(
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
         data["exported_problems"] = sum(measurements.summary().values())
         say(f"choices for {counted(data['exported_problems'])} written to {export}")
-    lost = measurements.unwritten()
+    lost = store.unwritten(measurements.KIND)
     if lost:
         say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
     failed = data.get("script_status") or int(bool(lost) and export is None)

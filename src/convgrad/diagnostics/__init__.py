@@ -11,7 +11,7 @@ from .calls import Call, Trace, Usage, limited, trace, without_figures
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
-from .measure import compared, measured, requested
+from .measure import Load, compared, measured, requested
 from .pictures import by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
-    "Layer", "Limits", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
+    "Layer", "Limits", "Load", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",

@@ -222,14 +222,14 @@ def _answers(
     if problem.padding_mode != "zeros":
         others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
     for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
-        chosen = backend is step.backend
+        chosen, against = backend is step.backend, list[str]()
+        computed: tuple[Output, ...] = step.outputs if chosen else (output,)
         if chosen:
-            against, computed = [], step.outputs
             how = "" if step.reason.endswith("in one sweep") else ", in one call"
             others_too = " and ".join(o for o in computed if o != output)
             reasons = [step.reason + (f"{how} with {others_too}" if others_too else "")]
         else:
-            against, computed = reasons_against(backend, problem, (output,), place), (output,)
+            against = reasons_against(backend, problem, (output,), place)
             against = _described_library(backend, output, machine, against, aten_runs)
             reasons = against or [f"can compute it; {step.backend.name} was chosen"]
         taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)

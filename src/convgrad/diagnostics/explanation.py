@@ -61,6 +61,7 @@ class Explanation(Drawn):
     limits: Limits | None = None  # what the machine can do at best; None where that is not known
     placements: str = ""  # of a sharded call, of which the problem is this process's part: where its tensors lie
     transfers: tuple[Transfer, ...] = ()  # what this process receives in it
+    warnings: tuple[str, ...] = ()  # why the times are not to be trusted
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
@@ -135,7 +136,8 @@ class Explanation(Drawn):
 
     @property
     def _head(self) -> str:
-        return f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
+        warnings = "".join(f"{warning}\n" for warning in self.warnings)
+        return f"{no_kernels(self.machine)}{warnings}{self.problem}\non {self.machine}\n{self.summary}"
 
     def _shown(self, everything: bool) -> list[Answer]:
         """Return the rows of the table: those that were chosen, ATen's, what was measured, and the user's kernels."""
@@ -192,6 +194,7 @@ class Explanation(Drawn):
             "least_bytes": p.least_bytes,
             "limit": limits and {**asdict(limits), "least_seconds": limits.seconds(p), "bound": limits.bound(p)},
             "rows": [self._plain(r) for r in self.rows],
+            "warnings": [*self.warnings],
         } | (
             {"placements": self.placements, "transfers": [asdict(t) for t in self.transfers]} if self.placements else {}
         )

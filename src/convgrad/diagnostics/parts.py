@@ -18,7 +18,7 @@ _OPERATORS = {
     "optimizer": "^Optimizer",
     "normalization": "norm",
     "activations": r"relu|hardtanh|clamp_min|threshold|[gs]elu|silu|mish|sigmoid|tanh|softmax|hardswish|softplus",
-    "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|MmBackward|attention",
+    "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|LinearBackward|mmBackward|attention",
     "convolutions": r"convgrad::|conv(?!grad|ert)",
 }
 PARTS: tuple[str, ...] = ("convolutions", "normalization", "linear layers", "activations", "optimizer", "rest")

@@ -140,10 +140,7 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
         (px, py), r = axes.transData.transform((one.x, one.y)), math.sqrt(one.size) / 2
         taken.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
     for one in sorted((one for one in drawn if one.label), key=lambda one: -one.size):
-        line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-        text = axes.annotate(one.label, (one.x, one.y), (0, 0), textcoords="offset points", fontsize=9, va="center",
-                             color=_COLORS["ink"], zorder=4, arrowprops=line)  # fmt: skip
-        text.set_in_layout(False)
+        text = axes.text(0.5, 0.5, one.label, fontsize=9, transform=axes.transAxes)  # to know its size
         size, (px, py) = text.get_window_extent(), axes.transData.transform((one.x, one.y))
         for far, angle in product(_FAR, range(0, 360, 30)):
             dx, dy = far * math.cos(math.radians(angle)), far * math.sin(math.radians(angle))
@@ -155,10 +152,14 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
             if in_it and not box.count_overlaps(taken + names) and not any(b.count_overlaps(names) for b in leader):
                 names.append(box)
                 taken += leader
-                text.set(position=(dx, dy), ha={-1: "right", 0: "center", 1: "left"}[side])
+                line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
+                        "relpos": ((1 - side) / 2, 0.5)}  # fmt: skip
+                axes.annotate(
+                    one.label, (one.x, one.y), (dx, dy), textcoords="offset points", fontsize=9, va="center",
+                    ha={-1: "right", 0: "center", 1: "left"}[side], color=_COLORS["ink"], zorder=4, arrowprops=line,
+                ).set_in_layout(False)  # fmt: skip
                 break
-        else:
-            text.remove()
+        text.remove()
 
 
 class Drawn:

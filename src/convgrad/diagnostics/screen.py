@@ -77,6 +77,7 @@ class Layers:
 
         columns: dict[str, tuple[Callable[[_Side], Any], str]] = {
             "layers": (lambda s: _named(s.first), ""),
+            "convolution": (lambda s: described(s.first.problem).replace(_GLUE, " "), ""),
             "": (lambda s: s.output, ""),
             "by": (lambda s: s.by, ""),
             "ms": (lambda s: milliseconds(s.total), ">"),
@@ -96,7 +97,7 @@ class Layers:
         Columns that would exceed the width are left out, the share first and then PyTorch's time.
         """
         groups, (whole, of) = self.groups[:first], self.whole
-        without = ["layers"]
+        without = ["layers", "convolution"]
         rows = self._table(groups, without).text().splitlines()
         for title in (of or "share", "PyTorch"):
             if width is not None and max(map(len, rows)) > width:

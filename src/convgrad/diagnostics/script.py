@@ -10,21 +10,18 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from csv import DictReader
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from ..foreign import read_json
 from ..models import as_main, run_main
 from ..tables import counted, wrapped
 from .calls import Call, Usage, limited, reasoned, together
-from .children import Watch, watching
+from .children import Watch, third_step, watching
 from .costs import costs_of_rows
 from .profile import Profile, Variant
 from .screen import shown
@@ -66,7 +63,8 @@ def run_script(
         first: how many rows the report has, the most expensive ones; None for all.
         then: called after the report with the same as plain data.
         usage: gets the calls.
-        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer.
+        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer; of each of
+            several processes into a file of its own, whose name ends in its rank.
         kernels: scripts or modules that register kernels, which new interpreters load, too.
 
     Returns:
@@ -86,12 +84,14 @@ def run_script(
     start, others, file = time.perf_counter(), set(threading.enumerate()), out or sys.stderr
     how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
-        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels))
+        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels, trace_to))
 
         def report() -> None:
             if not watch.first:  # a process that the script forked
                 return
             wall, (children, cut) = time.perf_counter() - start, watch.gather()
+            if trace_to is not None and not watch.notes:
+                watch.notes.append("no trace: no process came to the third step of an optimizer")
             lines = [_head(watch, wall, children), *watch.notes, *watch.accelerated]
             if accelerate and not watch.accelerated:
                 lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
@@ -114,7 +114,7 @@ def run_script(
 
         opened.callback(report)
         if trace_to is not None:
-            opened.enter_context(_third_step(trace_to, watch))
+            opened.enter_context(third_step(trace_to, watch))
         opened.enter_context(as_main(script, args, module))
         status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
@@ -133,26 +133,6 @@ def _head(watch: Watch, wall: float, children: int) -> str:
     if children:
         rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
     return f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}"
-
-
-@contextmanager
-def _third_step(path: Path, watch: Watch) -> Iterator[None]:
-    """Write the third step that an optimizer ends in this block as a Chrome trace, and note whether there was one."""
-
-    def write(profiler: torch.profiler.profile) -> None:
-        if watch.first and profiler.step_num > 2:
-            profiler.export_chrome_trace(str(path))
-            watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
-
-    plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
-        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
-        try:
-            yield
-        finally:
-            hook.remove()
-    if not watch.notes:
-        watch.notes.append("no trace: this process did not come to the third step of an optimizer")
 
 
 def _processes(number: int) -> str:
