@@ -49,15 +49,9 @@ _COLUMNS: Columns[Line] = {
 
 
 def run_problems(
-    problems: Sequence[ConvProblem],
-    directions: Mapping[ConvProblem, Collection[Pass]],
-    names: list[str],
-    outputs: Collection[str],
-    place: torch.device,
-    seconds: float,
-    limit: bool,
-    as_csv: Path | None,
-) -> Result:
+    problems: Sequence[ConvProblem], directions: Mapping[ConvProblem, Collection[Pass]], names: list[str],
+    outputs: Collection[str], place: torch.device, seconds: float, limit: bool, as_csv: Path | None,
+) -> Result:  # fmt: skip
     """Time and print every problem."""
     for problem in problems:
         if problem.empty:

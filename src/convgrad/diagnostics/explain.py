@@ -25,13 +25,9 @@ Outputs = Output | Sequence[Output] | None
 
 
 def explain(
-    what: ConvProblem | str | Tensor | TensorSpec | Callable[..., Any],
-    *args: Any,
-    device: DeviceLike = None,
-    outputs: Outputs = None,
-    measure: bool = False,
-    **kwargs: Any,
-) -> Explanation | ModelExplanation:
+    what: ConvProblem | str | Tensor | TensorSpec | Callable[..., Any], *args: Any, device: DeviceLike = None,
+    outputs: Outputs = None, measure: bool = False, **kwargs: Any,
+) -> Explanation | ModelExplanation:  # fmt: skip
     """Explain which backend computes each output of a convolution, and why; and what is against every other backend.
 
     Args:
@@ -162,14 +158,9 @@ def _given(outputs: Outputs) -> tuple[Output, ...]:
 
 
 def explain_problem(
-    problem: ConvProblem,
-    outputs: Outputs = None,
-    device: DeviceLike = None,
-    *,
-    measure: bool = False,
-    left: str = "",
+    problem: ConvProblem, outputs: Outputs = None, device: DeviceLike = None, *, measure: bool = False, left: str = "",
     request: Request | None = None,
-) -> Explanation:
+) -> Explanation:  # fmt: skip
     """Return every backend's answer for every output of a problem, as `explain` does, on any machine.
 
     Args:

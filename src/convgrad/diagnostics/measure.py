@@ -58,15 +58,9 @@ def requested(names: Sequence[str], problem: ConvProblem, outputs: Outputs, devi
 
 
 def compared(
-    candidates: Candidates,
-    outputs: Outputs,
-    device: torch.device,
-    *,
-    baselines: Sequence[str],
-    seconds: float,
-    least_rounds: int = 7,
-    hopeless: float = float("inf"),
-) -> Comparison | None:
+    candidates: Candidates, outputs: Outputs, device: torch.device, *, baselines: Sequence[str], seconds: float,
+    least_rounds: int = 7, hopeless: float = float("inf"),
+) -> Comparison | None:  # fmt: skip
     """Time candidates for the same outputs alternately; return their times with the fastest baseline as the baseline.
 
     None where there is no memory for the operands, or all others are hopeless.

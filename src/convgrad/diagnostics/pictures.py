@@ -52,9 +52,8 @@ def draw_roofline(
     drawn: list[_Drawn] = []
     for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
         flops, moved = call.work
-        took = call.milliseconds or (
-            call.against(limits[0]).least if limits else None
-        )  # what was not measured: at best
+        # Of what was not measured, the time at best.
+        took = call.milliseconds or (call.against(limits[0]).least if limits else None)
         if flops and moved and took:
             label = f"{name or call.name} {call.direction if ',' in call.shown else call.shown}" if i < _NAMED else ""
             drawn.append(_Drawn(i, call, label, flops / moved, flops / took / 1e6, 16 + 150 * call.total / most))

@@ -65,19 +65,11 @@ class Decision:
 
 
 def select_conv_backend(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    bias: TensorSpec | Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    device: DeviceLike = None,
+    input: TensorSpec | Tensor | ConvProblem, weight: TensorSpec | Tensor | None = None,
+    bias: TensorSpec | Tensor | None = None, stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1,
+    transposed: bool = False, output_padding: Ints = 0, groups: int = 1, *, device: DeviceLike = None,
     need_backward: bool | None = None,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Return which of ATen's backends computes this convolution, with every rule and the value that decided it.
 
     PyTorch chooses once for the forward pass; its backward chooses again, for both gradients together, with
