@@ -12,7 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from ..problem import ConvProblem, Outputs
-from . import table
+from . import cache
 
 
 class Event(NamedTuple):
@@ -36,12 +36,12 @@ observers: list[Callable[[Event], object]] = []
 def observing(observer: Callable[[Event], object]) -> Generator[None, None, None]:
     """Tell an observer of every call in this block, in all threads; meanwhile the table of calls computes nothing."""
     observers.append(observer)
-    table.tell(1)
+    cache.tell(1)
     try:
         yield
     finally:
         observers.remove(observer)
-        table.tell(-1)
+        cache.tell(-1)
 
 
 class _Thread(threading.local):
@@ -59,7 +59,7 @@ class _Thread(threading.local):
     @in_backend.setter
     def in_backend(self, value: bool) -> None:
         self._in_backend = value
-        table.inside(value)
+        cache.inside(value)
 
 
 thread = _Thread()

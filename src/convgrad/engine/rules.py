@@ -2,10 +2,8 @@
 
 On a CPU a backend comes before PyTorch's kernels where it is faster by an estimate (`costs`), and for two kinds of
 problem that PyTorch's are always slow for, wherever it can compute them. Matrix products have rules of their own, for
-MKL's cost little beside their arithmetic. ``benchmarks/derive.py`` writes `TABLE` and says what the rules lose.
-
-On a GPU a rule only proposes: the evidence is strong, but how much is gained on which card is measured at the first
-call (`measure.measurer.confirmed`), with the processor's time, and stored. Until then PyTorch's kernels are the choice.
+MKL's cost little beside their arithmetic. ``benchmarks/derive.py`` writes `TABLE`. On a GPU a rule only proposes: how
+much is gained on which card is measured at the first call (`measure.measurer.watched`). Until then PyTorch's run.
 """
 
 from __future__ import annotations
@@ -91,10 +89,7 @@ def kind_of(p: ConvProblem, lacking: str) -> Literal["depthwise", "emulated", "o
     """Return by what a problem is judged on a CPU: its line of `TABLE` or, for "other", its estimate.
 
     None is for problems that are always PyTorch's: those with more padding than products, which the tiles of ``native``
-    would hold, and small matrix products.
-
-    Args:
-        lacking: what the processor has no arithmetic for in this dtype (`cpu_lacks`), with which PyTorch is slow.
+    would hold, and small matrix products. For ``lacking`` see `cpu_lacks`.
     """
     padded = prod(dim.padded for dim in p.dims)
     if p.empty or padded - prod(p.input_size) > prod(p.output_size) * prod(p.kernel_size):
@@ -109,13 +104,7 @@ def kind_of(p: ConvProblem, lacking: str) -> Literal["depthwise", "emulated", "o
 
 
 def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
-    """Whether each value of the operands is in ten products or more; in fewer, converting takes longer than they do.
-
-    For the gradient of the weight it is worth while in any case: some processors have no kernel for that in 16 bits.
-
-    Args:
-        lacking: `cpu_lacks`.
-    """
+    """Whether each value is in ten products or more; always for grad_weight, which may have no kernel in 16 bits."""
     values = sum(map(prod, (p.input_shape, p.weight_shape, p.output_shape)))
     return "grad_weight" in outputs or (lacking == "all" and p.flops >= 20 * values)
 
@@ -123,12 +112,8 @@ def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     """Whether a linear layer is large enough to gain as a pointwise convolution: as such it costs 50 to 80 us more.
 
-    The times are in docs/kernels.md; for MKL see `_beats_mkl`. One output feature is no product of matrices. Nor is
-    one input feature, whose stride may be anything: as an image it may be contiguous, and its result then has no rows
-    in memory.
-
-    Args:
-        elements: of the input.
+    The times are in docs/kernels.md; for MKL see `_beats_mkl`. With one feature it is no product of matrices, or its
+    stride may be anything.
     """
     enough = 2 * elements * out_features >= 2**24 * threads() and min(out_features, in_features) > 1
     return enough and elements >= 32 * in_features
@@ -137,9 +122,7 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 def _beats_mkl(way: str, p: ConvProblem) -> bool:
     """Whether this kernel of ours computes a linear layer faster than MKL at its best (times: docs/kernels.md).
 
-    With few rows, packing the weight and writing its gradient are much of the work; with few output features packing
-    the input is; with many input features both are as fast as arithmetic lets them. AMX multiplies so fast that packing
-    is much of the work where any size is small.
+    Packing is much of the work with few rows or output features, and with AMX where any size is small.
     """
     rows, many = p.input_size[1], p.input_size[1] >= _MANY_ROWS
     if way == "native:amx":
@@ -162,11 +145,8 @@ _LARGE_PLANE = 49
 def proposals(p: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
     """Yield the backends that may be faster than PyTorch's own on a GPU, best first, and why.
 
-    Our depthwise kernels were never run on GPUs but NVIDIA's. PyTorch's native ones read an input once for each kernel
-    position to sum grad_weight; cuDNN has both gradients in two calls, where ours read each operand once
-    (benchmarks/results/gpu-h100.md). Wide kernels in float32 are not proposed on tensor cores: that would be TF32,
-    which PyTorch's depthwise kernels do not use. Then come other forms of PyTorch's call, where public reports say that
-    its usual one is slow (docs/gpu.md has them).
+    The evidence is in benchmarks/results/gpu-h100.md and docs/gpu.md. Our depthwise kernels were never run on GPUs but
+    NVIDIA's. Wide ones in float32 are not proposed on tensor cores: that would be TF32.
     """
     if device.type != "cuda" or p.least_bytes < _LEAST_BYTES:
         return

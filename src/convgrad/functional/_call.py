@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
-from ..engine import Plan, find, is_eager, make, observers, pack, requested
+from ..engine import Plan, find, is_eager, make, observers, pack, pytorch_autograd_suffices, requested
 from ..errors import ShapeError
 from ..ops import any_subclass, apply, autocast_is_on, cast, opened, operator, profiled_call, run_gradient
 from ..problem import check_rank, refuse_nested
@@ -71,7 +71,7 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
             return _without_table(plan, input, weight, bias)
     result = _without_table(plan, input, weight, bias)
     if isinstance(key, bytes) and (table := opened()) is not None:
-        pytorchs = plan.aten and all(plan.pytorch_autograd_suffices(first, True) for first in (True, False))
+        pytorchs = plan.aten and all(pytorch_autograd_suffices(plan, first, True) for first in (True, False))
         if (entry := pack(plan, (input, weight, bias), pytorchs)) is not None:
             table.store(key, entry)
     return result
@@ -100,7 +100,7 @@ def _pytorch_suffices(plan: Plan, first: bool, second: bool) -> bool:
     """Whether PyTorch's autograd is as good as ours, for an input and a weight that require a gradient or not."""
     suffices = plan.suffices.get((first, second))
     if suffices is None:
-        suffices = plan.pytorch_autograd_suffices(first, second)
+        suffices = pytorch_autograd_suffices(plan, first, second)
     # PyTorch saves both operands; a checkpoint counts what is saved, and may see another choice later.
     return suffices and not observers and not profiler_enabled() and (first or not saved_tensors_hooks())
 

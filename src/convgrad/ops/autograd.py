@@ -28,7 +28,7 @@ from .._compat import (
     will_engine_execute,
     without_autocast,
 )
-from ..engine import Plan, Request, active, find, generation, layout_of, resume
+from ..engine import Plan, Request, active, backward_of, find, generation, layout_of, resume
 from ..problem import (
     CONTRACTED,
     Form,
@@ -46,7 +46,6 @@ from ..problem import (
 )
 from ..settings import flags
 from . import decompositions, flops, lowering
-from .with_backend import traced_overload
 
 _C: Any = torch._C
 _recording = torch.is_grad_enabled
@@ -91,7 +90,7 @@ class Contraction(torch.autograd.Function):
         first, second = ctx.saved_tensors
         if call.__class__ is Plan and _is_valid(call, cotangent):
             needs = _needed(ctx)
-            plan = call.backwards.get(needs) or call.backward(needs)
+            plan = call.backwards.get(needs) or backward_of(call, needs)
             grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
             return None, grad_first, grad_second, grad_bias
         alone = torch.compiler.is_compiling() or functorch_active()  # no autograd engine runs that could be asked
@@ -121,7 +120,11 @@ def _no_view(output: Tensor) -> Tensor:
         return torch.ops.aten.alias.default(output)
 
 
-apply = apply_of(Contraction)
+class Linear(Contraction):
+    """The contraction of a linear layer: a name of its own in what PyTorch's profiler shows."""
+
+
+apply, apply_linear = apply_of(Contraction), apply_of(Linear)
 _SingleLevel = single_level(Contraction)
 
 
@@ -204,24 +207,21 @@ def gradients_of_backward(
     weight: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the derivatives of a backward with respect to (grad_output, input, weight), those that the mask selects.
-
-    Args:
-        cotangents: of grad_input, grad_weight and grad_bias; None for one that is zero.
-    """
-    form = _with_layout(form, input, weight)
+    """Return derivatives of a backward for (grad_output, input, weight), masked; of cotangents, None is for zero."""
+    form, found = _with_layout(form, input, weight), dict[Role, Tensor]()
+    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
+    wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
     of_input, of_weight, of_bias = cotangents
-    one = two = three = None
-    if of_input is not None:
-        one = derivative(form, "input", "output", of_input, {"weight": weight}) if mask[0] else None
-        three = derivative(form, "input", "weight", of_input, {"output": grad_output}) if mask[2] else None
-    if of_weight is not None:
-        more = derivative(form, "weight", "output", of_weight, {"input": input}) if mask[0] else None
-        one = more if one is None else one if more is None else one + more
-        two = derivative(form, "weight", "input", of_weight, {"output": grad_output}) if mask[1] else None
-    if of_bias is not None and mask[0]:
-        one = add_bias(torch.zeros_like(grad_output) if one is None else one, of_bias)
-    return one, two, three
+    given: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
+    for yields, cotangent in given.items():
+        for role in CONTRACTED[yields]:
+            if role in wanted and cotangent is not None:
+                others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
+                term = derivative(form, yields, role, cotangent, others)
+                found[role] = found[role] + term if role in found else term
+    if of_bias is not None and "output" in wanted:
+        found["output"] = add_bias(found["output"] if "output" in found else torch.zeros_like(grad_output), of_bias)
+    return found.get("output"), found.get("input"), found.get("weight")
 
 
 # ---- kernels at the key --------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) 
     """Return the operator below autograd, or the one that a graph which is being traced gets instead."""
     if dispatch_modes():
         flops.register()
-    call = (lowering.traced_operator(op, operands, rest) or traced_overload(op)) if is_traced(operands[0]) else None
+    call = lowering.traced_operator(op, operands, rest) if is_traced(operands[0]) else None
     call = call or partial(op.redispatch, keyset & _C._after_autograd_keyset)
 
     def below(*args: Any, **options: Any) -> Any:
@@ -275,10 +275,7 @@ def _recorded(*tensors: Tensor | None) -> bool:
 
 
 def _known(op: str, raw: tuple[Any, ...], *operands: Any) -> Plan | None:
-    """Return the plan of a plain call that was seen before and is not recorded, such as one in a compiled graph.
-
-    Going through the dispatcher once more would take as long as all else that a call does around its kernel.
-    """
+    """Return the plan of a plain call that was seen before and is not recorded: it need not be dispatched once more."""
     plan = None if _recorded(*operands) else find(op, raw, *operands)
     return plan if plan.__class__ is Plan else None
 

@@ -1,11 +1,9 @@
 """vmap: an added batch dimension B folds into an axis that is there already.
 
 The three roles share axes in pairs: input and output share N, input and weight the input channels of a group (ci),
-weight and output the output channels of a group (co); all three share the groups (g). So
-
-- if one operand is batched, B folds into the axis that it shares with the result and not with the other operand;
-- if both are, B folds into the groups, since each of the B contractions is independent of the others: groups lead their
-  dimension, so B right before g makes [B, g, c], B times as many groups.
+weight and output the output channels of a group (co); all three share the groups (g). So if one operand is batched, B
+folds into the axis that it shares with the result and not with the other operand; if both are, into the groups: these
+lead their dimension, so B right before g makes [B, g, c], B times as many groups.
 """
 
 from __future__ import annotations

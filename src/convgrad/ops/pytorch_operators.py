@@ -59,10 +59,7 @@ CONVOLUTION, BACKWARD, OVERRIDEABLE, OVERRIDEABLE_BACKWARD = range(4)
 
 
 def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
-    """Call where convolutions are PyTorch's own, and nothing is recorded for autograd, which is above.
-
-    This is no context manager: an interrupt that arrives where its methods begin would leave gradients off for good.
-    """
+    """Call where convolutions are PyTorch's own and nothing is recorded: in no block, which an interrupt may split."""
     recorded = torch.is_grad_enabled()
     try:
         thread.in_backend = True
@@ -312,10 +309,7 @@ def _double_backward(
     input: Tensor,
     *arguments: Any,
 ) -> Any:
-    """Return the derivatives of a backward: PyTorch's where it was PyTorch's, else one pass of the table for each.
-
-    PyTorch computes those of a convolution in groups by a loop over the groups.
-    """
+    """Return the derivatives of a backward of ours, one pass of the table each: PyTorch's would loop over groups."""
     node = current_node()
     if node is None or not node.name().startswith(_NODE) or functorch_active():
         call = torch.ops.aten._convolution_double_backward.default

@@ -60,10 +60,7 @@ def in_order(outputs: Collection[str]) -> Outputs:
 
 
 def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True, True)) -> Outputs:
-    """Return the outputs of the plain problem that are the user's ``grad_input``, ``grad_weight`` and ``grad_bias``.
-
-    The input of a transposed convolution fills the slot ``grad_output``, which the pass ``forward`` yields.
-    """
+    """Return the outputs of the plain problem that are the user's ``grad_input``, ``grad_weight`` and ``grad_bias``."""
     outputs: Outputs = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
     return tuple([o for o, wanted in zip(outputs, output_mask, strict=True) if wanted])
 
