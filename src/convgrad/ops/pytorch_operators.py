@@ -103,7 +103,7 @@ def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any)
             return result
     call = partial(original, op, a, b, c, *raw)
     if plan is not None and watched:
-        return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", call)
+        return observed(plan.event("aten", "PyTorch's own kernel"), call)
     return call()
 
 
