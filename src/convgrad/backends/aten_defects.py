@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import torch
@@ -107,28 +106,17 @@ def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bo
 
 def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     """Whether one position of the output has no element of the input under its kernel, in one dimension."""
-    n, out, k, step, padding, _, dilation = p.dims[dim]
-    low = -padding
-    if low + (out - 1) * step >= n:
-        return True
-    for first in range(low, min(0, low + out * step), step):
-        tap = -(first // dilation)  # the first after the padding
-        if tap >= k or first + tap * dilation >= n:
-            return True
-    return False
+    n, out, k, step, low, _, dilation = p.dims[dim]
+    firsts = (first for first in range(-low, out * step - low, step) if not 0 <= first < n)
+    return any(all(not 0 <= first + tap * dilation < n for tap in range(k)) for first in firsts)
 
 
 def _leaves_out(p: ConvProblem, dim: int) -> bool:
     """Whether kernels that overlap or touch, in one dimension, leave a position of the input that no result reads."""
     n, out, k, step, low, _, dilation = p.dims[dim]
-    width = effective_kernel(k, dilation)
-    if step > width:
+    if step > effective_kernel(k, dilation):
         return False
-    if dilation == 1:
-        return n > (out - 1) * step + k - low
-    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # the pattern repeats between them
-    distances = ((i + low - j * dilation for j in range(k)) for i in chain(*ends))  # from the first result
-    return not all(any(q % step == 0 <= q < out * step for q in each) for each in distances)
+    return not {*range(n)} <= {q * step + tap * dilation - low for q in range(out) for tap in range(k)}
 
 
 def _one_slice_deep(p: ConvProblem) -> bool:

@@ -28,11 +28,11 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *in) -> (N, C_in, *(in + low + high))
     """
-    added, cropped = _sides(problem)
+    added, cropped = sides(problem)
     if any(map(any, added)):
         mode = problem.padding_mode
         input = by_pytorch(input, added) if mode == "zeros" else pad(input, added, mode)
-    return _inside(input, cropped)
+    return inside(input, cropped)
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
@@ -41,23 +41,23 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *(in + low + high)) -> (N, C_in, *in)
     """
-    added, cropped = _sides(problem)
+    added, cropped = sides(problem)
     if any(map(any, cropped)):
         grad_input = by_pytorch(grad_input, cropped)
     if problem.padding_mode == "zeros":
-        grad_input = _inside(grad_input, added)
+        grad_input = inside(grad_input, added)
     else:
         grad_input = fold(grad_input, added, problem.padding_mode)
     return grad_input.contiguous(memory_format=problem.memory_format)
 
 
-def _sides(problem: ConvProblem) -> tuple[Sides, Sides]:
+def sides(problem: ConvProblem) -> tuple[Sides, Sides]:
     """Return what is added on each side of the input, and what is cropped of each; a crop may exceed the input."""
     added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
     return added, tuple((max(-low, 0), max(-high, 0)) for low, high in problem.padding)
 
 
-def _inside(t: Tensor, sides: Sides) -> Tensor:
+def inside(t: Tensor, sides: Sides) -> Tensor:
     """Return a view without these positions at the ends of its last dimensions."""
     for d, (low, high) in enumerate(sides, start=2):
         if low or high:

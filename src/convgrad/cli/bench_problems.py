@@ -12,7 +12,7 @@ import torch
 
 from ..backends import COPY, Backend
 from ..check import check_problem, shrunk
-from ..diagnostics import BEYOND, TOO_LOW, Machine, compared, limits_of
+from ..diagnostics import BEYOND, TOO_LOW, Load, Machine, compared, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against
 from ..engine.measure import Ratio, conditions
 from ..problem import PASSES, ConvProblem, Pass, passes_of
@@ -63,10 +63,11 @@ def run_problems(
         if problem.empty:
             raise fail(f"{problem} is empty: there is nothing to time")
     lines: list[Line] = []
+    warnings: dict[str, list[str]] = {}
     interrupted = False
     try:
         for problem in problems:
-            before = len(lines)
+            before, load = len(lines), Load()
             known = limits_of(Machine.here(place.type), problem.dtype, measured=limit)
             least = known and known.seconds(problem)
             try:
@@ -76,7 +77,9 @@ def run_problems(
                         lines.append(line | _timed(problem, pass_, name, place, seconds, least))
             finally:
                 if lines[before:]:
-                    say(problem)
+                    if said := load.warnings(place, problem.dtype):
+                        warnings[str(problem)] = [*said]
+                    say("\n".join([*said, str(problem)]))
                     say(Table(lines[before:], _COLUMNS))
     except KeyboardInterrupt:
         interrupted = True
@@ -89,7 +92,8 @@ def run_problems(
         as_csv.write_text(csv_text([[*_UNTIMED], *(line.values() for line in lines)]), encoding="utf-8")
     bad = any(line["wrong"] for line in lines) or all(line["speed"] is None for line in lines)
     rows = [{"fraction_of_limit" if name == "of_limit" else name: v for name, v in line.items()} for line in lines]
-    return Result({"conditions": conditions(str(place)), "problems": rows}, 130 if interrupted else int(bad))
+    data = {"conditions": conditions(str(place)), "problems": rows, "warnings": warnings}
+    return Result(data, 130 if interrupted else int(bad))
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:

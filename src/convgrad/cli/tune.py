@@ -16,7 +16,7 @@ from . import options
 from .app import BeforeAScript, Result, command, device_here, fail, progress, say, width
 from .check import search_and_record
 from .models import MODELS
-from .options import is_script, only_for
+from .options import OfModel, is_script
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def tune(
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], (place, shape, dtype, channels_last), data)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], place, OfModel(shape, dtype, channels_last), data)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         if determinism_demanded(place):  # by the script
@@ -110,9 +110,7 @@ def tune(
 # ---- what to measure -------------------------------------------------------------------------------
 
 
-def _jobs_of(
-    what: str, args: Sequence[str], models: tuple[torch.device, str, str, bool], data: dict[str, Any]
-) -> Iterable[Job]:
+def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, data: dict[str, Any]) -> Iterable[Job]:
     """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
     from ..diagnostics import Usage, run_script
     from .problem_arguments import read_problems
@@ -120,9 +118,8 @@ def _jobs_of(
     if not is_script(what):
         if args:
             raise fail(f"only a script takes arguments, got {args[0]!r}")
-        return jobs_of(read_problems([what], models=models, linear=True)[0])
-    _, shape, dtype, channels_last = models
-    only_for("model", what, False, {"--input": shape, "--dtype": dtype, "--channels-last": channels_last})
+        return jobs_of(read_problems([what], models=(place, of), linear=True)[0])
+    of.only_for(False, what)
     seen = Usage()
     data["script_status"] = status = run_script(what, args, measure=False, width=width(), usage=seen)
     if not seen.rows:

@@ -16,15 +16,14 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..check import load_kernels
 from ..engine import Event, observing
-from ..foreign import read_as
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
 from .layers import layer_ranges
@@ -77,21 +76,23 @@ class Watch:
         """Write what this process, which is a child, has computed."""
         if self.first or not (rows := self.usage.rows):
             return
-        data = {"ended": ended, "rows": [asdict(row) for row in rows], "accelerated": self.accelerated}
+        data = {"ended": ended, "rows": [row.to_dict() for row in rows], "accelerated": self.accelerated}
+        data["notes"] = self.notes
         target = Path(self.folder, f"{os.getpid()}.json")
         with suppress(OSError):  # the first process has ended
             target.with_suffix(".new").write_text(json.dumps(data))
             target.with_suffix(".new").replace(target)
 
     def gather(self) -> tuple[int, int]:
-        """Add what the children have computed to `usage` and `accelerated`; return how many computed a convolution.
+        """Add the calls, models and notes of the children to those here; return how many computed a convolution.
 
         The second number is that of those which were ended before they could write their last calls.
         """
         files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
         for one in files:
-            self.usage.add([read_as(Call, row, "a row") for row in one["rows"]])
+            self.usage.add([*map(Call.from_dict, one["rows"])])
             self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
+            self.notes += one["notes"]
         return len(files), sum(not one["ended"] for one in files)
 
 
@@ -111,15 +112,36 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def watching(how: str, usage: Usage, kernels: Sequence[str] = ()) -> Iterator[Watch]:
-    """Watch this process and its children while the block lasts; ``usage`` gets the calls.
+def third_step(path: Path, watch: Watch) -> Iterator[None]:
+    """Write the third step that an optimizer ends in this block as a Chrome trace, and note where it is."""
+    rank, process = os.environ.get("RANK"), os.getpid()
+    if rank is not None or not watch.first:
+        path = path.with_stem(f"{path.stem}.{process if rank is None else f'rank{rank}'}")
+
+    def write(profiler: torch.profiler.profile) -> None:
+        if os.getpid() == process and profiler.step_num > 2:  # and no process that this one forked
+            profiler.export_chrome_trace(str(path))
+            watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
+
+    plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
+        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@contextmanager
+def watching(how: str, usage: Usage, kernels: Sequence[str] = (), trace: Path | None = None) -> Iterator[Watch]:
+    """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls.
 
     Args:
-        kernels: scripts or modules that register kernels, for a child to load; this process has loaded them.
+        trace: where the first process writes its third step, if it does.
     """
     folder = tempfile.mkdtemp(prefix="convgrad")
     before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
-    os.environ[_VARIABLE] = json.dumps([how, folder, *kernels])
+    os.environ[_VARIABLE] = json.dumps([how, folder, trace and str(trace), *kernels])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before["PYTHONPATH"])))
     first = os.getpid()
     try:
@@ -139,10 +161,12 @@ def watch_this_process() -> None:
     """Watch this process, a child in which a new interpreter runs, until it ends."""
     if _VARIABLE not in os.environ:
         return
-    how, folder, *kernels = json.loads(os.environ[_VARIABLE])
+    how, folder, trace, *kernels = json.loads(os.environ[_VARIABLE])
     for source in kernels:
         load_kernels(source, verify=False)  # as the first process did
     watch = _rest.enter_context(Watch(how, folder, Usage()).open())
     watch.forked()
+    if trace is not None:
+        _rest.enter_context(third_step(Path(trace), watch))
     watch._write_at_exit()
     atexit.register(_rest.close)

@@ -129,9 +129,7 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        problem = problem_on(machine, one.call, one.padding_mode)
-        key = (problem, one.placements, one.transfers, one.linear, one.request, one.outputs)
-        equal.setdefault(key, []).append(one)
+        equal.setdefault(one[2:], []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = []
@@ -172,19 +170,15 @@ def explain_problem(
     left: str = "",
     request: Request | None = None,
 ) -> Explanation:
-    """Return every backend's answer for every output of a problem, on a machine that need not be here.
+    """Return every backend's answer for every output of a problem, as `explain` does, on any machine.
 
     Args:
-        outputs: which; all where none are given.
         left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
-        device: None for this CPU, a device that is here, or a description of one that is not.
-        measure: time the chosen backend and ATen, and the machine's limit where it is not known yet.
         request: the backends that are asked for; None: by `use_backend`, around this call.
 
     Raises:
         BackendError: a backend that was requested by name cannot.
-        ValueError: an output or a device description that cannot be read, or ``measure`` for a machine that is not
-            here.
+        ValueError: an output or a device that cannot be read, or ``measure`` for a machine that is not here.
     """
     given = _given(outputs)
     for output in given:
@@ -225,6 +219,9 @@ def _answers(
             why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
             answers.append(Answer(output, "engine", True, (why,), "any strides", 0))
             continue
+        together_with = " and ".join(o for o in step.outputs if o != output)
+        how = "" if step.reason.endswith("in one sweep") else ", in one call"
+        with_others = f"{how} with {together_with}" if together_with else ""
         others = [] if output == "grad_bias" else backends().values()
         if problem.padding_mode != "zeros":
             others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
@@ -236,7 +233,11 @@ def _answers(
                 against = reasons_against(backend, problem, (output,), place)
                 against = _described_library(backend, output, machine, against, aten_runs)
             usable = not against
-            reasons = [_why(step, output)] if chosen else against or [f"can compute it; {step.backend.name} was chosen"]
+            reasons = (
+                [f"{step.reason}{with_others}"]
+                if chosen
+                else against or [f"can compute it; {step.backend.name} was chosen"]
+            )
             taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
             layout = "any strides" if "strided" in backend.layouts else taken.layout
             by_aten = backend.name.removesuffix(COPY) == "aten"
@@ -244,15 +245,6 @@ def _answers(
             workspace = backend.workspace(problem, computed) if usable else 0
             answers.append(Answer(output, backend.name, chosen, tuple(reasons), layout, workspace, runs, usable=usable))
     return answers
-
-
-def _why(step: Step, output: Output) -> str:
-    """Why a step computes an output, and what it computes with it."""
-    others = [o for o in step.outputs if o != output]
-    if not others:
-        return step.reason
-    how = "" if step.reason.endswith("in one sweep") else ", in one call"
-    return f"{step.reason}{how} with {' and '.join(others)}"
 
 
 def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:

@@ -13,7 +13,7 @@ import torch
 
 from . import autocast, autograd, batching, flops, kernels, lowering
 from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
-from .autograd import apply
+from .autograd import apply, apply_linear
 from .flops import profiled_call
 from .kernels import run as run_gradient
 from .lowering import (

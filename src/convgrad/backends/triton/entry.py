@@ -23,8 +23,7 @@ from ...problem import Output
 from .. import _native_library
 from ..strides import usual_strides
 from . import LAUNCH_BYTES
-from .launch import Bound
-from .start import Selected
+from .launch import Bound, Selected
 
 #: The order of ``convgrad_tensors``; scratch buffers follow.
 SLOTS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
