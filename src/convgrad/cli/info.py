@@ -123,9 +123,8 @@ def _backend(backend: Backend, device: str) -> dict[str, Any]:
     from ..engine import reasons_against
     from ..problem import PASSES, ConvProblem
 
-    layers = {}
-    for kind, text in _SAMPLES.items():
-        problem, place = ConvProblem.parse(text), torch.device(device)
+    layers, place = {}, torch.device(device)
+    for kind, problem in ((kind, ConvProblem.parse(text)) for kind, text in _SAMPLES.items()):
         reasons = {p: reasons_against(backend, problem, (p,), place) for p in PASSES}
         usable = [p for p, against in reasons.items() if not against]
         layers[kind] = {"passes": usable, "reasons_against": next(filter(None, reasons.values()), [])}

@@ -46,8 +46,19 @@ def measured(explanation: Explanation) -> Explanation:
     return replace(explanation, rows=rows, limits=limits, warnings=warnings)
 
 
+Candidates = Mapping[str, tuple[ConvProblem, tuple[Step, ...]]]
+
+
+def requested(names: Sequence[str], problem: ConvProblem, outputs: Outputs, device: torch.device) -> Candidates:
+    """Return those of the named backends that can compute these outputs, as candidates for `compared`."""
+    return {
+        name: (problem, (Step(get_backend(name), outputs, "requested by name"),))
+        for name in names if not reasons_against(get_backend(name), problem, outputs, device, requested=True)
+    }  # fmt: skip
+
+
 def compared(
-    candidates: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
+    candidates: Candidates,
     outputs: Outputs,
     device: torch.device,
     *,
@@ -84,12 +95,8 @@ def compared(
 def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.device) -> tuple[Answer, ...]:
     result = list(answers)
     for pass_ in PASSES:
-        candidates: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
-        for row in answers:
-            if row.output == pass_ and (row.chosen or (row.by_aten and row.runs)):
-                backend = get_backend(row.backend)
-                if not reasons_against(backend, problem, (pass_,), device, requested=True):
-                    candidates[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
+        rows = [row for row in answers if row.output == pass_ and (row.chosen or (row.by_aten and row.runs))]
+        candidates = requested([row.backend for row in rows], problem, (pass_,), device)
         if not candidates:
             continue
         seen = compared(candidates, (pass_,), device, baselines=[*candidates], seconds=0.3, least_rounds=1)

@@ -73,8 +73,7 @@ class _Silu(torch.autograd.Function):
         with without_autocast():
             if torch.is_grad_enabled():  # a derivative of this is wanted
                 result = conv2d(input, weight, bias, 1, padding, 1, groups)
-                s = result.sigmoid()
-                grad = grad_output * s * (1 + result * (1 - s))
+                (grad,) = torch.func.vjp(F.silu, result)[1](grad_output)
             else:
                 grad = ctx.run(input, weight, bias, grad_output)
             sizes, mask = None if bias is None else [groups], ctx.needs_input_grad[2:]

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._compat import channels_last_of, suggests_channels_last
-from ...backends import usual_strides
+from ..._compat import channels_last_of, suggests_channels_last, usual_strides
 from ...errors import DtypeError
 from ...problem import INT32_MAX, ConvProblem, Geometry, conv_geometry, convolution_shape
 

@@ -102,12 +102,7 @@ def select_conv_backend(
 
 
 def described_call(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    *args: Any,
-    device: DeviceLike = None,
-    need_backward: bool | None = None,
-    **kwargs: Any,
+    input: Any, weight: Any = None, *args: Any, device: DeviceLike = None, need_backward: Any = None, **kwargs: Any
 ) -> tuple[ConvCall, Machine]:
     """Return the call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):
