@@ -35,6 +35,7 @@ from ..problem import (
     Role,
     add_bias,
     check_backward,
+    contract,
     conv_geometry,
     derivative,
     fold,
@@ -296,12 +297,9 @@ def convolution_backward(
     if not (functorch_active() or forward_ad_active() or _recorded(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
         return _below_autograd(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
-    form, geometry = Form(input.shape, weight.shape, tuple(rest)), conv_geometry(weight.shape, *rest)
-    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
-    options = {"memory_format": layout_of(input, weight, geometry)}
-    ops = torch.ops.convgrad
-    return (
-        ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,
-        ops.grad_weight.default(grad_output, input, weight.shape, *rest, **options) if mask[1] else None,
-        sum_of_bias(grad_output, form.bias_size) if mask[2] else None,
-    )
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, conv_geometry(weight.shape, *rest), mask)
+    form = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight)
+    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
+    grad_input = contract(form, "input", operands) if mask[0] else None
+    grad_weight = contract(form, "weight", operands) if mask[1] else None
+    return grad_input, grad_weight, sum_of_bias(grad_output, form.bias_size) if mask[2] else None
