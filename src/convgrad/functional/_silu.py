@@ -56,7 +56,7 @@ def _run(plan: Plan, fused: Any, *operands: Tensor | None) -> Tensor:
         return fused(*operands)
     step = plan.steps[0]
     reason = f"{step.reason}, with {'SiLU' if len(operands) == 3 else 'the derivative of SiLU'}"
-    return observed(plan.problem, plan.outputs, step.backend.name, plan.device, reason, partial(fused, *operands))
+    return observed(plan.event(step.backend.name, reason), partial(fused, *operands))
 
 
 class _Silu(torch.autograd.Function):
@@ -73,8 +73,7 @@ class _Silu(torch.autograd.Function):
         with without_autocast():
             if torch.is_grad_enabled():  # a derivative of this is wanted
                 result = conv2d(input, weight, bias, 1, padding, 1, groups)
-                s = result.sigmoid()
-                grad = grad_output * s * (1 + result * (1 - s))
+                (grad,) = torch.func.vjp(F.silu, result)[1](grad_output)
             else:
                 grad = ctx.run(input, weight, bias, grad_output)
             sizes, mask = None if bias is None else [groups], ctx.needs_input_grad[2:]
