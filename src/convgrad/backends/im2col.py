@@ -247,16 +247,21 @@ def grad_input(
     """
     call = _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
     matrix, grad_input = call.matrix(weight).transpose(1, 2), call.result(problem.input_shape)
-    padded, (added, cropped) = call.take(*_padded_shape(problem, call.shape[0])), sides(problem)
+    added, cropped = sides(problem)
+    in_place = call.dtype is problem.dtype and not any(map(any, added))
+    padded = None if in_place else call.take(*_padded_shape(problem, call.shape[0]))
     for at, of_these in call.by_images():
-        images = padded[: at.stop - at.start].zero_()
+        images = (grad_input[at] if padded is None else padded[: at.stop - at.start]).zero_()
         for piece in of_these:
             windows, unfolded, part, copy = call.tensors(inside(images, cropped), grad_output, piece)
             torch.bmm(matrix, copy.copy_(part).flatten(2), out=_matrices(unfolded, problem))
             for k in product(*map(range, problem.kernel_size)):  # col2im: one addition for each kernel element
                 windows[(slice(None), slice(None), *k)].add_(unfolded[(slice(None), slice(None), *k)])
         sums = inside(images, added)
-        grad_input[at] = sums if bias is None else sums.add_(bias.view(-1, *(1,) * problem.ndim))
+        if bias is not None:
+            sums.add_(bias.view(-1, *(1,) * problem.ndim))
+        if padded is not None:
+            grad_input[at] = sums
     return grad_input
 
 
