@@ -304,7 +304,7 @@ class Winograd {
   }
   // The kernel, a vector of each element.
   template <class At>
-  __attribute__((noinline)) static void transform_kernel(const At& at, T* to, int64_t frequency) {
+  static void transform_kernel(const At& at, T* to, int64_t frequency) {
     V rows[kRows][kKernelColumns];
     for (int j = 0; j < kKernelColumns; ++j) {
       V g[kKernelRows], f[kRows];
@@ -326,7 +326,7 @@ class Winograd {
     return p.weight.in(memory_) + (group * p.result_vectors() + vector) * p.panel();
   }
   // Rows of `count` elements, `row` apart, become `count` vectors of `live` lanes.
-  __attribute__((noinline)) static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
+  static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
     for (int64_t i = 0; i < count; i += N)
       transpose<T, N>([&](int l) { return l < live ? load_first<T, N>(from + l * row + i, count - i) : V{}; },
                       [&](int l, V v) { store<T, N>(to + (i + l) * N, v); });
