@@ -3,7 +3,7 @@
 #include "depthwise/packed.h"
 #include "depthwise/planar.h"
 #include "grouped/grouped.h"
-#include "norm/channels_last.h"
+#include "norm/norm.h"
 #include "pointwise/channels_last.h"
 #include "pointwise/contiguous.h"
 #include "pointwise/strided.h"
@@ -24,7 +24,7 @@ struct PlanOf : KeptPlan {
 };
 
 template <class Kernels>
-void make_for(const char* name, const convgrad_problem& q, void* memory) {
+__attribute__((cold)) void make_for(const char* name, const convgrad_problem& q, void* memory) {
   auto run = [](const KeptPlan& p, const convgrad_tensors& t, char* memory, int threads) {
     Kernels::run(static_cast<const PlanOf<Kernels>&>(p).plan, t, memory, threads);
   };
@@ -55,11 +55,7 @@ void make(const convgrad_problem& q, void* memory) {
 template <class S, class T>
 bool normalize(const convgrad_norm& q, int threads) {
   constexpr int N = kVectorBytes / int(sizeof(T));
-  auto run = [&](auto backward) {
-    return q.layout == CONVGRAD_CHANNELS_LAST ? ChannelsLastNorm<S, T, N, backward>(q).run(threads)
-                                              : ContiguousNorm<S, T, N, backward>(q).run(threads);
-  };
-  return q.grad_output ? run(std::true_type()) : run(std::false_type());
+  return q.grad_output ? Norm<S, T, N, true>(q).run(threads) : Norm<S, T, N, false>(q).run(threads);
 }
 
 // `body(an element of the storage)`.

@@ -26,12 +26,8 @@ class AmxDense : ProductCall<AmxDensePlan> {
   bool run(int threads) {
     auto scratch = [&](int64_t thread) { return p.memory.of_thread(memory_, thread); };
     const int64_t panels = p.groups * p.result_panels();
-    auto prepare = [&](Range some, char* own) {
-      for (int64_t i = some.low; i < some.high; ++i) pack_weight(own, i, packed_weight(i));
-    };
-    auto add_up = [&](Range some) {
-      for (int64_t i = some.low; i < some.high; ++i) store_weight(i);
-    };
+    auto prepare = each([&](int64_t i, char* own) { pack_weight(own, i, packed_weight(i)); });
+    auto add_up = each([&](int64_t i) { store_weight(i); });
     auto run = [&](char* own, int64_t item) {
       const Tiles tiles;
       p.sums ? sum_weight(own, item) : compute(own, item);
@@ -217,6 +213,8 @@ class AmxDense : ProductCall<AmxDensePlan> {
     find_sources(box, p.places.in(own));
     pack_source(source, group, p.places.in(own));
     alignas(64) float sums[2][2][kEdge * kEdge];
+    auto start = [&](int64_t, int64_t j) { return TileAt{p.start.in(memory_) + (first_panel + j) * kEdge, 0}; };
+    auto results = [&](int64_t r, int64_t j) { return Place{{sums[r][(j - panels.low) % 2], kEdge}}; };
     each_class([&](const int64_t* c, int64_t before) {
       const int64_t count = find_targets(box, c, kEdge, targets, starts);
       int64_t steps = 0;
@@ -232,14 +230,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
         for (int64_t i = 0; i < count; i += 2) {
           const int64_t rows = least(2, count - i);
           const Side left = {{source + starts[i] * kStep, source + starts[i + rows - 1] * kStep}, p.packed() * kStep};
-          TileAt start[2][2];
-          Place to[2][2];
-          for (int r = 0; r < 2; ++r)
-            for (int j = 0; j < 2; ++j) {
-              start[r][j] = {p.start.in(memory_) + (first_panel + two.low + j) * kEdge, 0};
-              to[r][j] = {{sums[r][j], kEdge}};
-            }
-          multiply_into<kLeft>(rows, two.size(), left, right, steps_at, steps, start, to);
+          multiply_into<kLeft>({0, rows}, two, left, right, steps_at, steps, &start, results);
           for (int r = 0; r < rows; ++r)
             for (int j = 0; j < two.size(); ++j) store_results(group, two.low + j, targets + starts[i + r], sums[r][j]);
         }
@@ -307,7 +298,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
     int64_t* const steps_at = p.steps_at.in(own);
     uint16_t *const source = p.source.in(own), *const outer = p.outer.in(own);
     float* const sums = p.partial.in(memory_) + (segment * p.groups + group) * p.group_sums();
-    alignas(64) static float zeros[kEdge];
+    auto start = [](int64_t, int64_t) { return TileAt{zeros, 0}; };
     const int64_t c[3] = {}, row = sources * kEdge;
     for (int64_t i = boxes.low; i < boxes.high; ++i) {
       const Box box = box_at(i);
@@ -324,17 +315,12 @@ class AmxDense : ProductCall<AmxDensePlan> {
           const uint16_t* const x = source + (shift & 1 ? 3 * p.packed() * kEdge : 0) + shift / 2 * kStep;
           const Side right = {{x, x + p.channels_elements()}, p.packed() * kEdge};
           float* const at = sums + tap++ * p.result_panels() * kEdge * row + column * kEdge;
+          auto results = [&](int64_t r, int64_t j) { return Place{{at + r * kEdge * row + j * kEdge, row}}; };
           for (int64_t r = 0; r < p.result_panels(); r += 2) {
-            const int64_t rows = least(2, p.result_panels() - r);
+            const Range rows = {r, least(r + 2, p.result_panels())};
             const Side left = {{outer + r * steps * kParts, outer + (r + 1) * steps * kParts}, kTile};
-            TileAt start[2][2];
-            Place to[2][2];
-            for (int64_t k = 0; k < 2; ++k)
-              for (int64_t j = 0; j < 2; ++j) {
-                start[k][j] = {zeros, 0};
-                to[k][j] = {{at + (r + k) * kEdge * row + j * kEdge, row}};
-              }
-            multiply_into<kRight>(rows, columns, left, right, steps_at, steps, i == boxes.low ? start : nullptr, to);
+            multiply_into<kRight>(rows, {0, columns}, left, right, steps_at, steps, i == boxes.low ? &start : nullptr,
+                                  results);
           }
         });
       }

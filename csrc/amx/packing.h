@@ -79,6 +79,16 @@ inline void load_square(Square& v, bool position_rows, const Lanes& x, const flo
   if (position_rows != (channel == 1)) transpose<float, 16>(v);
 }
 
+// 16 lines of 16 elements, `line` apart; only so many of them exist, and so many elements of each. The memory of what is
+// packed soon is prefetched.
+inline void load_lines(Square& v, const float* from, const float* soon, int64_t line, int64_t lines, int64_t elements) {
+  const __mmask16 there = first(elements);
+  UNROLL for (int l = 0; l < 16; ++l) {
+    __builtin_prefetch(soon + l * line);
+    v[l] = (Vec<float, 16>)_mm512_maskz_loadu_ps(l < lines ? there : 0, from + l * line);
+  }
+}
+
 // For the left side: 16 rows of 32 k, `row` elements apart.
 inline void pack_left(uint16_t* to, int64_t row, int64_t part, Square& low, Square& high, Largest& largest) {
   auto wide = [](__m256i half) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)); };

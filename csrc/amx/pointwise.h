@@ -13,12 +13,10 @@
 // products of random numbers take 1.2 times as long as products of zeros.
 #pragma once
 
-#include <string.h>
-
 #include "../vectors/parallel.h"
 #include "../vectors/products.h"
 #include "../vectors/reduce.h"
-#include "tiles.h"
+#include "packing.h"
 
 namespace {
 
@@ -31,78 +29,11 @@ constexpr int64_t kInnerBytes = 3 << 19;   // of the inner operand
 constexpr int64_t kCachedSteps = 32, kCachedPanels = 32, kCachedBytes = 1 << 20, kMostWeight = 1 << 25;
 constexpr int64_t kFewSums = 1 << 18;      // bytes of grad_weight that each thread may add up for itself
 
-// ---- packing ----
-
 // A step of 32 k of a panel, wherever it lies.
 struct Piece {
   const float* at;
   int64_t rows, terms;
 };
-
-// Packs panels for one side of the product. Every panel has `steps` of three tiles, one behind the other.
-class Packer {
- public:
-  // Of an operand whose k lies along its lines, or of which a line holds one k of all rows (columns).
-  Packer(bool left, bool along, int64_t line) : turns_(along != left), along_(along), line_(line) {}
-
-  // The memory of what is packed soon is prefetched.
-  void pack(uint16_t* to, const Piece& x, const Piece& soon) {
-    static constexpr auto kernels = make_all<8>([](auto i) { return pack_step<i / 4, i / 2 % 2, i % 2>; });
-    const bool whole = x.rows >= kEdge && x.terms >= kStep;
-    kernels[4 * along_ + 2 * whole + turns_](to, x, soon.at, line_, largest);
-  }
-
-  Largest largest;
-
- private:
-  template <bool Along, bool Whole, bool Turns>
-  static void pack_step(uint16_t* to, const Piece& x, const float* soon, int64_t line, Largest& largest) {
-    const int64_t lines = Along ? x.rows : x.terms, lanes = Along ? x.terms : x.rows;
-    const int64_t next = Along ? 16 : 16 * line;  // from k to k + 16
-    const __mmask16 here = Whole ? 0xffff : first(lanes), there = Whole ? 0xffff : Along ? first(lanes - 16) : here;
-    auto load = [&](int l, __m512& low, __m512& high) {
-      __builtin_prefetch(soon + l * line), __builtin_prefetch(soon + l * line + next);
-      low = _mm512_maskz_loadu_ps(Whole || l < lines ? here : 0, x.at + l * line);
-      high = _mm512_maskz_loadu_ps(Whole || l + (Along ? 0 : 16) < lines ? there : 0, x.at + l * line + next);
-    };
-    auto split = [&](int l, __m512 low, __m512 high) {  // a row of each of the three tiles
-      const __m512i pairs = take_part(low, high);
-      largest.see(pairs);
-      _mm512_store_si512(to + l * kStep, pairs);
-      _mm512_store_si512(to + l * kStep + kTile, take_part(low, high));
-      _mm512_store_si512(to + l * kStep + 2 * kTile, take_part(low, high));
-    };
-    if constexpr (Turns) {
-      Vec<float, 16> low[16], high[16];
-      UNROLL for (int l = 0; l < 16; ++l) load(l, (__m512&)low[l], (__m512&)high[l]);
-      transpose<float, 16>(low), transpose<float, 16>(high);
-      UNROLL for (int l = 0; l < 16; ++l) split(l, low[l], high[l]);
-    } else {
-      __m512 low, high;
-      for (int l = 0; l < 16; ++l) load(l, low, high), split(l, low, high);
-    }
-  }
-
-  bool turns_, along_;
-  int64_t line_;
-};
-
-// ---- the product ----
-
-// The tiles of one or two panels on either side. They begin as `start(i, j)` says, or, if that is null, as they are.
-template <class Start, class Results>
-void multiply_block(const uint16_t* left, int64_t left_panel, Range rows, const uint16_t* right, int64_t right_panel,
-                    Range columns, int64_t steps, const Start* start, const Results& results) {
-  TileAt begin[2][2];
-  Place to[2][2];
-  for (int r = 0; r < rows.size(); ++r)
-    for (int c = 0; c < columns.size(); ++c) {
-      to[r][c] = results(rows.low + r, columns.low + c);
-      if (start) begin[r][c] = (*start)(rows.low + r, columns.low + c);
-    }
-  const Side one = {{left, left + left_panel}, kTile}, other = {{right, right + right_panel}, kTile};
-  multiply_into<kNone>(rows.size(), columns.size(), one, other, nullptr, steps, start ? begin : nullptr, to);
-}
 
 // ---- the plan ----
 
@@ -190,17 +121,27 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
     for (int64_t k = steps.low; k < steps.high; k += p.chunk) body(Range{k, least(steps.high, k + p.chunk)});
   }
 
-  // Some panels of an operand, in the order in which they lie: each has `steps`, one behind the other.
+  // Some panels of an operand, in the order in which they lie: each has `steps`, one behind the other. Its k lies along
+  // its lines, or a line holds one k of all rows (columns).
   template <class At>
   void pack(uint16_t* to, Range panels, Range steps, bool left, bool along, int64_t line, const At& at) {
-    Packer packer(left, along, line);
+    Largest largest;
     const int64_t many = panels.size(), each = steps.size(), last = many * each - 1;
     auto piece = [&](int64_t n) {
       return along ? at(panels.low + n / each, steps.low + n % each) : at(panels.low + n % many, steps.low + n / many);
     };
-    for (int64_t n = 0; n <= last; ++n)
-      packer.pack(to + (along ? n : n % many * each + n / many) * kParts, piece(n), piece(least(n + kAhead, last)));
-    note(packer.largest.infinite());
+    for (int64_t n = 0; n <= last; ++n) {
+      const Piece x = piece(n), soon = piece(least(n + kAhead, last));
+      const int64_t next = along ? kEdge : kEdge * line;  // from k to k + 16
+      Square low, high;
+      load_lines(low, x.at, soon.at, line, along ? x.rows : x.terms, along ? x.terms : x.rows);
+      load_lines(high, x.at + next, soon.at + next, line, along ? x.rows : x.terms - kEdge,
+                 along ? x.terms - kEdge : x.rows);
+      if (along != left) transpose<float, 16>(low), transpose<float, 16>(high);
+      uint16_t* const step = to + (along ? n : n % many * each + n / many) * kParts;
+      left ? pack_left(step, kStep, kTile, low, high, largest) : pack_right(step, kTile, low, high, largest);
+    }
+    note(largest.infinite());
   }
   void pack_weight(uint16_t* to, Range panels, Range steps) {
     const float* const weight = static_cast<const float*>(t.weight);
@@ -252,14 +193,15 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
     for (Range two = outers; two.low < outers.high; two.low = two.high) {
       two.high = least(two.low + 2, outers.high);
       const uint16_t* const packed = outer(two);
+      const Side outer_side = {{packed, packed + outer_panel}, kTile};
       for (Range now = inners; now.low < inners.high; now.low = now.high) {
         now.high = least(now.low + 2, inners.high);
         const uint16_t* const other = inner + (now.low - inners.low) * inner_panel;
-        if (p.outer_left()) {
-          multiply_block(packed, outer_panel, two, other, inner_panel, now, steps, start, results);
-        } else {
-          multiply_block(other, inner_panel, now, packed, outer_panel, two, steps, start, results);
-        }
+        const Side inner_side = {{other, other + inner_panel}, kTile};
+        if (p.outer_left())
+          multiply_into<kNone>(two, now, outer_side, inner_side, nullptr, steps, start, results);
+        else
+          multiply_into<kNone>(now, two, inner_side, outer_side, nullptr, steps, start, results);
       }
     }
   }
@@ -294,7 +236,6 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
 
   // Sums of some pixels, or some of the sums.
   void sum_weight(char* own, int64_t item, float* partial) {
-    alignas(64) static float zeros[kEdge];
     const Range inners = {0, p.inners()}, outers = share(p.outers(), item % p.parts, p.parts);
     const Range steps = share(p.steps, item / p.parts, p.segments);
     float* const tensor = partial ? partial + item / p.parts * p.all_sums() : static_cast<float*>(t.grad_weight);

@@ -151,29 +151,34 @@ struct Place : TileAt {
   }
 };
 
-// The same for one or two panels on either side, added to the results, or where there is a `start` in place of them,
-// added to that. Sums of many terms are rounded less where they are added up in pieces.
-template <Scattered kSide>
-void multiply_into(int64_t rows, int64_t columns, Side left, Side right, const int64_t* steps_at, int64_t steps,
-                   const TileAt (*start)[2], const Place (&to)[2][2]) {
-  alignas(64) static float zeros[kEdge];
+alignas(64) float zeros[kEdge];
+
+// The product of one or two panels on either side, added to what is at `results(row panel, column panel)`, or where
+// there is a `start` to what is at `start(row panel, column panel)` in place of it. Sums of many terms are rounded less
+// where they are added up in pieces.
+template <Scattered kSide, class Start, class Results>
+void multiply_into(Range rows, Range columns, Side left, Side right, const int64_t* steps_at, int64_t steps,
+                   const Start* start, const Results& results) {
   alignas(64) float tiles[2][2][kEdge * kEdge];
-  const auto kernel = rows > 1 ? (columns > 1 ? multiply<2, 2, kSide> : multiply<2, 1, kSide>)
-                               : (columns > 1 ? multiply<1, 2, kSide> : multiply<1, 1, kSide>);
+  const auto kernel = rows.size() > 1 ? (columns.size() > 1 ? multiply<2, 2, kSide> : multiply<2, 1, kSide>)
+                                      : (columns.size() > 1 ? multiply<1, 2, kSide> : multiply<1, 1, kSide>);
+  Place to[2][2];
+  for (int r = 0; r < rows.size(); ++r)
+    for (int c = 0; c < columns.size(); ++c) to[r][c] = results(rows.low + r, columns.low + c);
   const int64_t each = ceil_div(steps, most(1, ceil_div(steps, kMostAtOnce)));
   int64_t done = 0;
   do {
     const int64_t now = least(each, steps - done);
     const bool adds = done || !start;
     TileAt from[2][2], at[2][2];
-    for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < columns; ++c) {
-        from[r][c] = adds ? TileAt{zeros, 0} : start[r][c];
+    for (int r = 0; r < rows.size(); ++r)
+      for (int c = 0; c < columns.size(); ++c) {
+        from[r][c] = adds ? TileAt{zeros, 0} : (*start)(rows.low + r, columns.low + c);
         at[r][c] = adds || !to[r][c].whole() ? TileAt{tiles[r][c], kEdge} : TileAt(to[r][c]);
       }
     kernel(left, right, steps_at, now, from, at, kSide == kNone && !adds);
-    for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < columns; ++c)
+    for (int r = 0; r < rows.size(); ++r)
+      for (int c = 0; c < columns.size(); ++c)
         if (at[r][c].at == tiles[r][c]) to[r][c].take(tiles[r][c], adds);
     done += now;
     if (kSide != kNone) steps_at += now;

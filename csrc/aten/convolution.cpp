@@ -1,9 +1,9 @@
 // The way in: kernels of plain C for PyTorch's convolution operators, and the same for a call from Python.
 //
 // A call becomes a key of integers. The table says how that call is computed: by a plan of the CPU kernels, by
-// launches of GPU kernels, or by PyTorch. A call that is not in the table goes up to Python once, which validates it, chooses backends, computes the
-// result and stores the entry. Python also gets every call while somebody must be told of calls, or while a backend is
-// requested.
+// launches of GPU kernels, or by PyTorch. A call that is not in the table goes up to Python once, which validates it,
+// chooses backends, computes the result and stores the entry. Python also gets every call while an observer must be
+// told of calls, or while a backend is requested.
 //
 // The kernels serve two pairs of operators. aten::convolution and aten::convolution_backward are every convolution of
 // the process; they are registered by `takeover`. aten::convolution_overrideable and its backward exist for backends
@@ -63,6 +63,18 @@ enum Operator { kConvolution = 0, kConvolutionBackward = 1, kOverrideable = 2, k
 bool is_backward(int op) { return op & 1; }
 bool is_pytorchs(int op) { return op < kOverrideable; }
 
+// A tensor's geometry, dtype and device.
+struct Described {
+  int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+  int32_t dtype = -1, device = -1, index = -1;
+  Failed failed;
+
+  explicit Described(Tensor t)
+      : failed(f.aoti_torch_get_device_type(t, &device) || f.aoti_torch_get_device_index(t, &index) ||
+               f.aoti_torch_get_dtype(t, &dtype) || f.aoti_torch_get_dim(t, &rank) ||
+               f.aoti_torch_get_sizes(t, &sizes) || f.aoti_torch_get_strides(t, &strides)) {}
+};
+
 // One call of any of the operators. It owns its tensors, unless they are those in Python's objects.
 struct Call {
   int op;
@@ -80,16 +92,7 @@ struct Call {
     for (Tensor t : tensors)
       if (t && owns) f.aoti_torch_delete_tensor_object(t);
   }
-  int rank() const {
-    int64_t rank = 0;
-    f.aoti_torch_get_dim(tensors[0], &rank);
-    return static_cast<int>(rank);
-  }
-  bool on_cpu() const {
-    int32_t type = -1;
-    f.aoti_torch_get_device_type(tensors[0], &type);
-    return type == kCpu;
-  }
+  bool on_cpu() const { return Described(tensors[0]).device == kCpu; }
 };
 
 // ---- entries of the table ----------------------------------------------------------------------------
@@ -140,30 +143,23 @@ bool is_cast(int32_t dtype) { return dtype == 5 || dtype == 6 || dtype == 15; }
 // False where a tensor has no key: no memory of its own, or too many dimensions. `cast_to` is the dtype that autocast
 // will give it, or -1: the strides stay.
 bool add(Key& key, Tensor t, int32_t cast_to) {
-  int64_t rank, *sizes, *strides;
-  int32_t dtype, device, index;
-  if (f.aoti_torch_get_dim(t, &rank) || rank > kMostRank || f.aoti_torch_get_sizes(t, &sizes) ||
-      f.aoti_torch_get_strides(t, &strides) || f.aoti_torch_get_dtype(t, &dtype) ||
-      f.aoti_torch_get_device_type(t, &device) || f.aoti_torch_get_device_index(t, &index))
-    return false;
+  const Described x(t);
   void* data = nullptr;
-  if (f.aoti_torch_get_data_ptr(t, &data) || !data) return false;
-  if (cast_to >= 0 && is_cast(dtype)) dtype = cast_to;
-  key.add(rank), key.add(dtype), key.add(device * 256 + index);
-  for (int64_t d = 0; d < rank; d++) key.add(sizes[d]), key.add(strides[d]);
+  if (x.failed || x.rank > kMostRank || f.aoti_torch_get_data_ptr(t, &data) || !data) return false;
+  key.add(x.rank), key.add(cast_to >= 0 && is_cast(x.dtype) ? cast_to : x.dtype), key.add(x.device * 256 + x.index);
+  for (int64_t d = 0; d < x.rank; d++) key.add(x.sizes[d]), key.add(x.strides[d]);
   return true;
 }
 
 // PyTorch's flags that choice depends on, each in bits of its own.
 int64_t flags(bool cpu) {
   void* context = f._ZN2at13globalContextEv();
-  auto precision = [&](int operation) {  // of MKLDNN (2) or CUDA (1)
-    return int64_t(f._ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE(context, cpu ? 2 : 1, operation));
-  };
+  auto* const precision_of = f._ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE;
+  auto precision = [&](int operation) { return int64_t(precision_of(context, cpu ? 2 : 1, operation)); };
   return int64_t(f._ZNK2at7Context23deterministicAlgorithmsEv(context)) |
          f._ZNK2at7Context14benchmarkCuDNNEv(context) << 1 | f._ZNK2at7Context17userEnabledMkldnnEv(context) << 2 |
          f._ZNK2at7Context16userEnabledCuDNNEv(context) << 3 | f._ZNK2at7Context18deterministicCuDNNEv(context) << 4 |
-         precision(1) << 8 | precision(3) << 16;  // of convolutions and of matrix products
+         precision(1) << 8 | precision(3) << 16;  // of MKLDNN's or CUDA's convolutions and matrix products
 }
 
 bool make_key(Call& c, int32_t cast_to = -1) {
@@ -242,29 +238,24 @@ struct Dense {
 
  private:
   static Failed copy(Tensor t, bool channels_last, Tensor* result) {
-    int64_t rank, *sizes, strides[kMostRank], step = 1;
-    int32_t dtype, device, index;
-    if (f.aoti_torch_get_dim(t, &rank) || f.aoti_torch_get_sizes(t, &sizes) || f.aoti_torch_get_dtype(t, &dtype) ||
-        f.aoti_torch_get_device_type(t, &device) || f.aoti_torch_get_device_index(t, &index))
-      return 1;
-    if (channels_last) strides[1] = 1, step = sizes[1];
-    for (int64_t d = rank - 1; d >= (channels_last ? 2 : 0); d--) strides[d] = step, step *= sizes[d];
+    const Described x(t);
+    int64_t strides[kMostRank], step = 1;
+    if (x.failed) return 1;
+    if (channels_last) strides[1] = 1, step = x.sizes[1];
+    for (int64_t d = x.rank - 1; d >= (channels_last ? 2 : 0); d--) strides[d] = step, step *= x.sizes[d];
     if (channels_last) strides[0] = step;
-    return f.aoti_torch_empty_strided(rank, sizes, strides, dtype, device, index, result) ||
+    return f.aoti_torch_empty_strided(x.rank, x.sizes, strides, x.dtype, x.device, x.index, result) ||
            f.aoti_torch_copy_(*result, t, 0);
   }
 };
 
 Failed by_plan(const Call& c, const Tensor operands[3], const Entry& e, const Step& step, Tensor results[3]) {
-  int32_t dtype = 0, device = 0, index = 0;
-  f.aoti_torch_get_dtype(c.tensors[0], &dtype);
-  f.aoti_torch_get_device_type(c.tensors[0], &device);
-  f.aoti_torch_get_device_index(c.tensors[0], &index);
+  const Described x(c.tensors[0]);
   void* into[3] = {};
   for (int i = 0; i < 3; i++) {
     if (!(step.results >> i & 1)) continue;
     const ResultShape& r = e.results[i];
-    if (f.aoti_torch_empty_strided(r.rank, r.sizes, r.strides, dtype, device, index, &results[i])) return 1;
+    if (f.aoti_torch_empty_strided(r.rank, r.sizes, r.strides, x.dtype, x.device, x.index, &results[i])) return 1;
     into[i] = const_cast<void*>(address(results[i]));
   }
   const void *a = address(operands[0]), *b = address(operands[1]), *last = address(operands[2]);
@@ -277,7 +268,7 @@ Failed by_plan(const Call& c, const Tensor operands[3], const Entry& e, const St
     (c.transposed ? t.grad_output : t.input) = a, t.weight = b, t.bias = last;
     (c.transposed ? t.grad_input : t.forward) = into[0];
   }
-  return step.kind == kCuda ? launch(step.cuda, t, device, index) : convgrad_plan_run(&step.plan, &t);
+  return step.kind == kCuda ? launch(step.cuda, t, x.device, x.index) : convgrad_plan_run(&step.plan, &t);
 }
 
 // The sum of grad_output over batch and space, by aten::sum.
@@ -286,7 +277,7 @@ Failed sum_of_bias(const Call& c, Tensor* result) {
   List dims;
   if (f.aoti_torch_new_tensor_handle(c.tensors[0], &grad_output)) return 1;
   if (f.torch_new_list_reserve_size(kMostRank, &dims)) return 1;
-  for (int d = 0; d < c.rank(); d++)
+  for (int64_t d = 0; d < Described(c.tensors[0]).rank; d++)
     if (d != 1) f.torch_list_push_back(dims, static_cast<Value>(d));
   Value* optional_dims = new Value(reinterpret_cast<Value>(dims));
   Value stack[4] = {reinterpret_cast<Value>(grad_output), reinterpret_cast<Value>(optional_dims), 0, 0};
@@ -350,7 +341,8 @@ Object* bytes_of(const Key& key, int64_t generation) {
 
 // The tensor in a Python object, which owns it; null for None.
 Tensor tensor_in(Object* object) {
-  return object == f._Py_NoneStruct ? nullptr : reinterpret_cast<Tensor>(reinterpret_cast<char*>(object) + tensor_offset);
+  if (object == f._Py_NoneStruct) return nullptr;
+  return reinterpret_cast<Tensor>(reinterpret_cast<char*>(object) + tensor_offset);
 }
 
 // Compute a call in Python: callback(op, key or None, *arguments of the operator). Throws what Python raised.
@@ -391,7 +383,8 @@ void by_python(Call& c, bool has_key, int64_t generation, Tensor results[3]) {
 void compute(Call& c, Tensor results[3]) {
   const bool others = is_pytorchs(c.op) && others_kernels.load(std::memory_order_relaxed);
   const bool observed = told.load(std::memory_order_relaxed) || f._ZN5torch8profiler4impl15profilerEnabledEv();
-  const bool pytorchs = is_pytorchs(c.op) && (inside || python_inside || !(observed || taken_over.load(std::memory_order_relaxed)));
+  const bool not_here = inside || python_inside || !(observed || taken_over.load(std::memory_order_relaxed));
+  const bool pytorchs = is_pytorchs(c.op) && not_here;
   bool has_key = false;
   if (pytorchs && !others) {
     // An empty batch without sizes of the bias would end the process in PyTorch's kernel; Python states them.
@@ -538,8 +531,8 @@ bool is_negated(Object* tensor) {
   return answer != f._Py_FalseStruct;
 }
 
-// How the arguments behind the operands are written: stride, padding, dilation, groups; stride, padding, output_padding,
-// groups, dilation; stride, padding, dilation, transposed, output_padding, groups.
+// How the arguments after the operands are written: stride, padding, dilation, groups; stride, padding,
+// output_padding, groups, dilation; stride, padding, dilation, transposed, output_padding, groups.
 enum Written { kPlain = 0, kTransposed = 1, kGeneral = 2 };
 
 // False for anything that Python must read.
@@ -584,22 +577,20 @@ void cast_operands(Call& c, int32_t dtype, int8_t device) {
 // Returns the result; True where PyTorch's own function computes it, and its gradients, as well; the bytes of the key
 // if the table does not have it; None if it has no key, or Python must be told of it.
 Object* call(Object*, Object* const* args, intptr_t count) {
-  if (count != 7 || told.load(std::memory_order_relaxed) || f._ZN5torch8profiler4impl15profilerEnabledEv()) return none();
+  const bool observed = told.load(std::memory_order_relaxed) || f._ZN5torch8profiler4impl15profilerEnabledEv();
+  if (count != 7 || observed) return none();
   int64_t d = f.PyLong_AsLongLong(args[1]);
   const bool recorded = args[2] == f._Py_TrueStruct;
   Call c;
   c.op = kOverrideable;
   c.owns = false;
   for (int i = 0; i < 3; i++) c.tensors[i] = tensor_in(args[3 + i]);
-  int64_t ranks[2] = {};
-  for (int i = 0; i < 2; i++) f.aoti_torch_get_dim(c.tensors[i], &ranks[i]);
-  if (d == 0) d = ranks[1] - 2;
-  if (d < 1 || d > 3 || ranks[0] != d + 2 || ranks[1] != d + 2) return none();
+  const Described input(c.tensors[0]), weight(c.tensors[1]);
+  if (d == 0) d = weight.rank - 2;
+  if (d < 1 || d > 3 || input.rank != d + 2 || weight.rank != d + 2) return none();
   if (!read(args[6], static_cast<int>(f.PyLong_AsLongLong(args[0])), d, c)) return none();
-  int32_t type = -1;
-  f.aoti_torch_get_device_type(c.tensors[0], &type);
-  if (type != kCpu && type != kGpu) return none();
-  const auto device = static_cast<int8_t>(type);
+  if (input.device != kCpu && input.device != kGpu) return none();
+  const auto device = static_cast<int8_t>(input.device);
   const int32_t cast_to = autocast_dtype(device);
   if (!make_key(c, cast_to)) return none();
   const Table::Reader reader(table);
@@ -637,8 +628,8 @@ struct Method {
   const char* doc;
 } method = {"call", call, 0x80 /* METH_FASTCALL */, nullptr};
 
-// The table's lock is held over each fork. The C library calls these after all of Python's hooks, so that no thread waits
-// for the lock while it has what a hook waits for.
+// The table's lock is held over each fork. The C library calls these after all of Python's hooks, so that no thread
+// waits for the lock while it has what a hook waits for.
 [[maybe_unused]] const int over_forks = pthread_atfork(
     [] { table.before_fork(); }, [] { table.in_parent_after_fork(); }, [] { table.in_child_after_fork(); });
 
@@ -659,8 +650,8 @@ python_error::~python_error() {
 // The names whose addresses `convgrad_aten_open` takes, in their order.
 CONVGRAD_EXPORT const char* convgrad_aten_names(void) { return aten::names; }
 
-// Python's function for one call; `offset` is that of the at::Tensor in a Python object, `computes` is called for what the
-// table does not have.
+// Python's function for one call; `offset` is that of the at::Tensor in a Python object, `computes` is called for what
+// the table does not have.
 CONVGRAD_EXPORT aten::Object* convgrad_aten_open(const void* addresses, int64_t offset, aten::Object* computes) {
   memcpy(&aten::f, addresses, sizeof aten::f);
   aten::tensor_offset = static_cast<size_t>(offset);
@@ -669,8 +660,8 @@ CONVGRAD_EXPORT aten::Object* convgrad_aten_open(const void* addresses, int64_t 
   return aten::f.PyCFunction_NewEx(&aten::method, nullptr, nullptr);
 }
 
-// Register the kernels at a dispatch key, "CPU" or "CUDA": those of PyTorch's convolutions, or of the overrideable ones.
-// Null if PyTorch refuses.
+// Register the kernels at a dispatch key, "CPU" or "CUDA": those of PyTorch's convolutions, or of the overrideable
+// ones. Null if PyTorch refuses.
 CONVGRAD_EXPORT void* convgrad_aten_register(const char* key, int32_t overrideable) {
   using namespace aten;
   LibraryHandle library = nullptr;

@@ -1,5 +1,5 @@
-// Launches of compiled GPU kernels by the driver's cuLaunchKernel: plain bytes, written once where a kernel is compiled,
-// launched by any thread afterwards. Needs no header of CUDA; the driver's functions are handed over at run time.
+// Launches of compiled GPU kernels by the driver's cuLaunchKernel: plain bytes, written once where a kernel is
+// compiled, launched by any thread afterwards. Needs no header of CUDA; the driver's functions come at run time.
 #pragma once
 
 #include <stdint.h>

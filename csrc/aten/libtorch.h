@@ -1,9 +1,9 @@
 // The functions of libtorch and of Python that the way in calls, by name.
 //
 // Python looks the addresses up and hands them over (`convgrad_aten_open`), so this library links neither PyTorch nor
-// Python, needs no header of theirs, and one build serves every release. All but those in LIBTORCH_QUESTIONS are
-// C functions: of PyTorch's C shim (torch/csrc/stable/c/shim.h, torch/csrc/inductor/aoti_torch/c/shim.h), and of Python's
-// limited API. Those few are C++ functions that take and return words.
+// Python, needs no header of theirs, and one build serves every release. All but the C++ functions in
+// LIBTORCH_QUESTIONS, which take and return words, are C functions: of PyTorch's C shim (torch/csrc/stable/c/shim.h,
+// torch/csrc/inductor/aoti_torch/c/shim.h), and of Python's limited API.
 #pragma once
 
 #include <stddef.h>
@@ -18,7 +18,7 @@ typedef struct OpaqueObject Object;  // PyObject
 typedef uint64_t Value;              // StableIValue
 typedef int32_t Failed;              // 0 for success
 
-// An at::Tensor as a C++ function returns it. Its destructor is declared so that it is returned in memory; never called.
+// An at::Tensor as a C++ function returns it: in memory, as its destructor is declared, which is never called.
 struct Returned {
   void* implementation;
   ~Returned();

@@ -63,7 +63,8 @@ class Table {
   // Store an entry under a key, in place of an earlier one; nothing happens if the table was emptied since
   // `generation`, or without memory.
   void store(const void* key, size_t key_bytes, const void* entry, size_t entry_bytes, int64_t generation) {
-    auto* node = static_cast<Node*>(aligned_alloc(64, rounded(sizeof(Node)) + rounded(key_bytes) + rounded(entry_bytes)));
+    const size_t bytes = rounded(sizeof(Node)) + rounded(key_bytes) + rounded(entry_bytes);
+    auto* node = static_cast<Node*>(aligned_alloc(64, bytes));
     if (!node) return;
     new (node) Node{{nullptr}, nullptr, key_bytes};
     memcpy(node->key(), key, key_bytes);

@@ -2,7 +2,6 @@
 // `accumulate`.
 #pragma once
 
-#include "../vectors/kernels_accumulate.h"
 #include "operands.h"
 
 namespace {

@@ -2,7 +2,6 @@
 // pieces that fit the registers. Each piece of each region is a run of `correlate`.
 #pragma once
 
-#include "../vectors/kernels_correlate.h"
 #include "operands.h"
 
 namespace {
@@ -16,52 +15,6 @@ struct DepthwiseCorrelate {
   using Scratch = DepthwiseScratch<T>;
 
   const DepthwisePlan& p;
-
-  // The regions of a row, in pieces of nearly equal size: for grad_input, each remainder of the column by the stride
-  // has its own.
-  void list_columns(Listed& listed, Range result, const Source<X>& source, bool backward) const {
-    const Axis& a = p.axis[2];
-    Columns* columns = listed.columns;
-    const int64_t phases = backward ? least(a.stride, result.size()) : 1, step = backward ? 1 : a.stride;
-    for (int64_t phase = 0; phase < phases; ++phase) {
-      const int64_t w = result.low + phase;
-      const TapRange reach = backward ? a.backward_reach(a.remainder(w)) : a.forward_reach();
-      int64_t base = backward ? a.quotient(w) : w * a.stride, left = ceil_div(result.size() - phase, phases);
-      for (int64_t at = phase; left > 0;) {
-        const Region z = region_at(reach, base, step, source.range[2].low, source.range[2].high, left);
-        const int64_t along = z.reach.offset_step * z.reach.offset_step == step * step ? z.reach.count : 1;
-        left -= z.positions;
-        for (int64_t pieces = ceil_div(z.positions, kMostSums), in_region = z.positions, now; pieces > 0; --pieces) {
-          now = ceil_div(in_region, pieces);
-          *columns++ = {at, now, base * source.step[2], z.reach, along, nullptr};
-          at += now * phases, base += now * step, in_region -= now;
-        }
-      }
-    }
-    listed.columns_count = columns - listed.columns;
-  }
-
-  // The regions of every `step`-th row of a range, unless they are listed already; and the kernel elements that could
-  // reach them.
-  TapRange list_lines(Listed& listed, Range rows, int64_t step, const Source<X>& source, bool backward) const {
-    const Axis& a = p.axis[1];
-    const TapRange all = backward ? a.backward_reach(a.remainder(rows.low)) : a.forward_reach();
-    const LinesOf& of = listed.lines_of;
-    if (same(of.rows, rows) && same(of.source, source.range[1]) && of.step == step && of.backward == backward)
-      return all;
-    listed.lines_of = {rows, source.range[1], step, backward};
-    Lines* lines = listed.lines;
-    const int64_t base_step = backward ? 1 : a.stride;
-    int64_t base = backward ? a.quotient(rows.low) : rows.low * a.stride;
-    for (int64_t at = 0, count = ceil_div(rows.size(), step); at < count; ++lines) {
-      const Region z = region_at(all, base, base_step, source.range[1].low, source.range[1].high, count - at);
-      const int64_t skipped = z.reach.count ? (z.reach.first - all.first) / all.step : 0;
-      *lines = {at, z.positions, base * source.step[1], z.reach, skipped};
-      at += z.positions, base += z.positions * base_step;
-    }
-    listed.lines_count = lines - listed.lines;
-    return all;
-  }
 
   // Results of one slice of a tile.
   struct Slice {
@@ -84,15 +37,14 @@ struct DepthwiseCorrelate {
     const int64_t group = p.direct ? result[1].size() : whole_rows ? most(1, p.result_pixels() / width) : 1;
     const int64_t listed = 2 * band + backward;
     if (s.listed.band != listed || s.exact) {
-      list_columns(s.listed, result[2], source, backward);
+      s.listed.list_columns(a[2], result[2], source, backward);
       s.listed.band = s.exact ? -1 : listed, s.listed.row.count = -1;
     }
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
-      const int64_t base = backward ? a[0].quotient(d) : d * a[0].stride;
-      const TapRange depth = backward ? a[0].backward_reach(a[0].remainder(d)) : a[0].forward_reach();
-      slice.depth = region_at(depth, base, 1, source.range[0].low, source.range[0].high, 1).reach;
-      slice.from = source.data + base * source.step[0];
+      const Listed::Reached depth = Listed::reached_at(a[0], d, backward);
+      slice.depth = region_at(depth.reach, depth.base, 1, source.range[0].low, source.range[0].high, 1).reach;
+      slice.from = source.data + depth.base * source.step[0];
       for (int64_t low = result[1].low; low < result[1].high; low += group) {
         const int64_t high = least(result[1].high, low + group);
         const int64_t pixel = (d * x.size[1] + low) * x.size[2] + result[2].low;
@@ -114,7 +66,7 @@ struct DepthwiseCorrelate {
       }
     }
     if (!folds) return;
-    fold(s.result, b.lanes, x, result);
+    fold<T, N>(s.result, b.lanes, x, result);
     Packing<S, T, N>::unpack(out, s.result, x, b, 0, x.pixels(), p.channels_last);
   }
 
@@ -134,8 +86,8 @@ struct DepthwiseCorrelate {
     run.weight = s.weight + slice.m * p.kernel_elements * p.pitch(), run.start = s.start + slice.m * p.lanes;
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Listed& listed = s.listed;
-    const TapRange all = list_lines(listed, rows, step, slice.source, slice.backward);
-    if (!s.exact) list_taps(listed, slice, all, multiplier);
+    const TapRange all = listed.list_lines(p.axis[1], rows, step, slice.source, slice.backward);
+    if (!s.exact) listed.list_taps(p, slice.depth, all, slice.source, multiplier);
     auto set = [&](const Lines& l, const Columns& c, int64_t row) {
       run.result = to + (l.first + row) * slice.row + c.first * slice.pixel;
       run.source = slice.from + l.source + row * run.source_row + c.source;
@@ -184,21 +136,6 @@ struct DepthwiseCorrelate {
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
     run.newest = run.source + (rows - 1) * run.source_row + newest;
     correlate_lanes<T, N>(run, columns, live);
-  }
-
-  // The taps of all columns, unless they are listed already.
-  void list_taps(Listed& listed, const Slice& slice, const TapRange& row, int64_t multiplier) const {
-    if (same(listed.row, row) && same(listed.depth, slice.depth)) return;
-    listed.row = row, listed.depth = slice.depth;
-    Tap* taps = listed.taps;
-    for (Columns *c = listed.columns, *before = nullptr; c != listed.columns + listed.columns_count; before = c++) {
-      if (before && same(before->reach, c->reach)) {  // pieces of one region
-        c->taps = before->taps;
-        continue;
-      }
-      c->taps = taps;
-      taps += p.list_taps(taps, slice.depth, row, c->reach, slice.source.step, multiplier);
-    }
   }
 };
 

@@ -3,53 +3,9 @@
 #pragma once
 
 #include "../vectors/prefetcher.h"
-#include "plan.h"
+#include "regions.h"
 
 namespace {
-
-// Pixels that a kernel can read: positions [low, high) in each dimension, at these steps in elements.
-template <class X>
-struct Source {
-  const X* data;  // of position 0, which need not be among them
-  Range range[3];
-  int64_t step[3];
-  int64_t lane;  // from lane to lane: a whole vector lies together, the next one where this says
-};
-
-// Columns of a row of results that are computed together, by the same kernel columns.
-struct Columns {
-  int64_t first;   // position relative to the tile
-  int64_t pixels;  // of the phase
-  int64_t source;  // element offset of the first one's source position
-  TapRange reach;
-  int64_t along;  // kernel columns that lie one source step apart; 1 where none do
-  const Tap* taps;
-};
-// Rows of results that the same kernel rows reach.
-struct Lines {
-  int64_t first;  // among the rows of the phase
-  int64_t rows;
-  int64_t source;   // element offset of the first one's source position
-  TapRange reach;
-  int64_t skipped;  // kernel rows before the first one of the reach
-};
-// What the lines of some rows belong to.
-struct LinesOf {
-  Range rows, source;
-  int64_t step;
-  bool backward;
-};
-// The columns and lines of a tile and the taps of each column, kept from unit to unit: small images would spend their
-// time on them.
-struct Listed {
-  Columns* columns;
-  Lines* lines;
-  Tap* taps;
-  int64_t columns_count, band;  // of the columns: twice the band, and 1 for grad_input; -1: not listed yet
-  int64_t lines_count;
-  LinesOf lines_of;
-  TapRange depth, row;  // that the taps belong to; row.count -1: not listed yet
-};
 
 // The packed weights of a block of channels; channel -1: none yet.
 struct PackedWeight {

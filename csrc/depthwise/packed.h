@@ -15,7 +15,6 @@
 // threads and their sums added up.
 #pragma once
 
-#include "../vectors/memory.h"
 #include "../vectors/parallel.h"
 #include "accumulate.h"
 #include "correlate.h"
@@ -213,9 +212,8 @@ struct Depthwise {
     run_items(
         threads, 0, nothing, p.items(), [&](int64_t thread) { return scratch(p, p.memory.of_thread(memory, thread)); },
         [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
-        p.wants(CONVGRAD_GRAD_WEIGHT) ? vectors : 0, [&](Range of) {
-          for (int64_t i = of.low; i < of.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
-        });
+        p.wants(CONVGRAD_GRAD_WEIGHT) ? vectors : 0,
+        each([&](int64_t i) { call.reduce(i / in_block, i % in_block * N, partial); }));
   }
 };
 

@@ -14,12 +14,9 @@
 // they are prefetched, as far ahead as the rows that are computed together reach.
 #pragma once
 
-#include "../vectors/memory.h"
 #include "../vectors/parallel.h"
 #include "../vectors/reduce.h"
-#include "planar_accumulate.h"
-#include "planar_correlate.h"
-#include "planar_plan.h"
+#include "planar_kernels.h"
 
 namespace {
 
@@ -87,18 +84,24 @@ struct Planar {
     return row;
   }
 
-  // The loops for blocks of a size; null for blocks that don't fit the registers.
-  struct Loops {
-    void (*correlate)(const PlanarResults<S, T>&);
-    void (*accumulate)(T*, const PlanarProducts<S, T>&);
-  };
-  static const Loops& loops(int64_t rows, int64_t columns) {
-    static constexpr auto all = make_all<kBlockRows * kBlockColumns>([](auto i) -> Loops {
+  // The loops for blocks of so many kernel rows; those for kernels of three columns are faster. None accumulates several
+  // rows of the most columns: their sums would not fit the registers.
+  static void correlate_blocks(int64_t rows, const PlanarResults<S, T>& results) {
+    static constexpr auto any = make_all<kBlockRows>([](auto i) { return correlate_planar<T, N, S, i + 1, 0>; });
+    static constexpr auto three = make_all<kBlockRows>([](auto i) { return correlate_planar<T, N, S, i + 1, 3>; });
+    const int64_t columns = results.kernel_columns;
+    const bool one_row = rows == 1 && results.count == 1;
+    if (columns == 4 && one_row) return correlate_planar<T, N, S, 1, 4>(results);
+    (columns == 3 && (rows > 1 || one_row) ? three : any)[rows - 1](results);
+  }
+  static void accumulate_block(int64_t rows, int64_t columns, T* sums, const PlanarProducts<S, T>& products) {
+    using Loop = void (*)(T*, const PlanarProducts<S, T>&);
+    static constexpr auto all = make_all<kBlockRows * kBlockColumns>([](auto i) -> Loop {
       constexpr int G = i / kBlockColumns + 1, C = i % kBlockColumns + 1;
-      if constexpr (G > 1 && C == kBlockColumns) return {nullptr, nullptr};
-      else return {correlate_planar<T, N, S, G, C>, accumulate_planar<T, N, S, G, C>};
+      if constexpr (G == 1 || C < kBlockColumns) return accumulate_planar<T, N, S, G, C>;
+      return nullptr;
     });
-    return all[(rows - 1) * kBlockColumns + columns - 1];
+    all[(rows - 1) * kBlockColumns + columns - 1](sums, products);
   }
 
   // Rows of a slice that the same kernel rows reach; `row` and `first` are the first one's row of the source and kernel
@@ -128,7 +131,8 @@ struct Planar {
     results.source = readable(s, source, size, {plane + of.low, plane + of.high + (multiplier - 1) * p.output});
     results.columns = columns, results.weights = weights, results.start = start;
     results.result_row = pass.result[2], results.source_row = width, results.column = pass.step[2];
-    results.weight_row = down * kernel * N, results.blocks = s.blocks, results.ahead = p.ahead * width;
+    results.weight_row = down * kernel * N, results.kernel_columns = kernel;
+    results.blocks = s.blocks, results.ahead = p.ahead * width;
     const int64_t newest = d + pass.shift[0] + most(0, (pass.kernel[0] - 1) * pass.step[0]);
     for (; rows.low < rows.high; rows.low += results.rows) {
       const Rows r = rows_from(pass, rows.low, rows.high);
@@ -144,7 +148,7 @@ struct Planar {
             const int64_t at = m * p.output + (slice * pass.source[1] + down * k * pass.step[1]) * width;
             s.blocks[results.count++] = {at, (kd * pass.kernel[1] + r.first + down * k) * kernel * N};
           }
-      loops(r.together, kernel).correlate(results);
+      correlate_blocks(r.together, results);
     }
   }
 
@@ -181,7 +185,7 @@ struct Planar {
         for (int64_t k = 0; k < r.count; k += r.together) {
           products.input_at = first + k * f.step[1] * width;
           T* const to = sums + ((depth.reach.first + i) * f.kernel[1] + r.first + k) * kernel * N;
-          loops(r.together, kernel).accumulate(to, products);
+          accumulate_block(r.together, kernel, to, products);
         }
       }
     }

@@ -14,16 +14,13 @@
 // long as they with 4 channels a group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between
 // two rows. With a stride packing limits: it reads four times what it computes with.
 //
-// To read from the bottom up: plan.h cuts a problem into units, packing.h and operands.h bring a unit's operands,
-// correlate.h and accumulate.h compute a tile with them. Here units are shared out among threads and their sums added
-// up.
+// To read from the bottom up: plan.h cuts a problem into units, packing.h brings a unit's operands, tiles.h computes a
+// tile with them. Here units are shared out among threads and their sums added up.
 #pragma once
 
-#include "../vectors/memory.h"
 #include "../vectors/parallel.h"
-#include "accumulate.h"
-#include "correlate.h"
 #include "exact.h"
+#include "tiles.h"
 
 namespace {
 
@@ -35,10 +32,7 @@ struct Grouped {
 
   const GroupedPlan& p;
   const convgrad_tensors& t;
-  const GroupedWeights<T> weights;
-  const GroupedOperands<S, T, N> operands = {p, t};
-  const GroupedCorrelate<S, T, N> correlate = {p, weights, t, operands};
-  const GroupedAccumulate<S, T, N> accumulate = {p, operands};
+  const GroupedTiles<S, T, N> tiles;
 
   // ---- units, items, threads ----
 
@@ -58,10 +52,10 @@ struct Grouped {
       Planes<S, T, N>::pack(s.grad_output, s.grad_places, g, static_cast<const S*>(t.grad_output), p.batch,
                             p.output_tensor(), b.groups.low * p.out_per_group, b.image, r.grad_output,
                             p.transposes(p.output_tensor()), again, b.ahead(g.channels));
-    if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, r.output, x);
-    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, r.output, r.grad_output, x, g);
-    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b, r.summed);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, r.grad_input, r.grad_output, g);
+    if (p.wants(CONVGRAD_FORWARD) && !empty) tiles.forward_tile(s, b, r.output, x);
+    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) tiles.sum_tile(s, sums, b, r.output, r.grad_output, x, g);
+    if (p.sums_input) tiles.sum_input(sums, static_cast<const S*>(t.input), b, r.summed);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) tiles.grad_input_tile(s, b, r.grad_input, r.grad_output, g);
   }
 
   // An item's units as they lie in memory: all its blocks of an image, in channels_last of a tile, before the next.
@@ -147,12 +141,10 @@ struct Grouped {
   static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
     GroupedWeights<T> weights = {p.weight.in(memory), p.start.in(memory), p.infinite.in(memory)};
     if constexpr (!kConverts) weights.weight = static_cast<const T*>(t.weight);
-    const Grouped call = {p, t, weights};
+    const Grouped call = {p, t, {p, t, weights}};
     std::atomic<bool> infinite_sums{false};
     T* const partial = p.partial.in(memory);
-    auto pack = [&](Range blocks, const Scratch&) {
-      for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, p.weight.in(memory), i);
-    };
+    auto pack = each([&](int64_t i, const Scratch&) { call.tiles.pack_weight(p.weight.in(memory), i); });
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
       Scratch s = {};
@@ -167,9 +159,7 @@ struct Grouped {
         [&](Scratch& s, int64_t item) {
           if (!call.run_item(s, item, partial)) infinite_sums = true;
         },
-        p.wants(CONVGRAD_GRAD_WEIGHT) ? p.lane_blocks : 0, [&](Range blocks) {
-          for (int64_t i = blocks.low; i < blocks.high; ++i) call.reduce(i, partial);
-        });
+        p.wants(CONVGRAD_GRAD_WEIGHT) ? p.lane_blocks : 0, each([&](int64_t i) { call.reduce(i, partial); }));
     const GroupedExact<S, T> exact = {p, t, weights.infinite};
     const auto blocks = static_cast<size_t>(p.lane_blocks);
     if (p.needs_weight() && memchr(weights.infinite, true, blocks)) exact.correct_results(threads);

@@ -73,40 +73,25 @@ void correlate_planes(const PlaneRun<T>& run) {
 template <class T, int N, int R>
 void correlate_vectors(PlaneRun<T> run, int64_t vectors) {
   static constexpr auto kernels = make_all<kPlaneSums / R>([](auto p) { return correlate_planes<T, N, R, p + 1>; });
-  for (int64_t pieces = ceil_div(vectors, kPlaneSums / R); pieces > 0; --pieces) {
-    const int64_t now = ceil_div(vectors, pieces);
+  in_pieces(vectors, kPlaneSums / R, [&](int64_t, int64_t now) {
     kernels[now - 1](run);
-    run.result += now * N, run.source += now * N, vectors -= now;
-  }
+    run.result += now * N, run.source += now * N;
+  });
 }
 
-// A single vector of pixels, where so few channels as share a load would leave most of the time to waiting for a sum.
+// Any number of result channels and vectors. A few thousand pixels at a time: all channels find them in the cache. Of a
+// single vector of pixels, so few channels as share a load would leave most of the time to waiting for a sum.
 template <class T, int N>
-void correlate_vector(PlaneRun<T> run, int64_t channels) {
-  static constexpr auto kernels = make_all<8>([](auto r) { return correlate_planes<T, N, r + 1, 1>; });
-  for (int64_t pieces = ceil_div(channels, 8); pieces > 0; --pieces) {
-    const int64_t now = ceil_div(channels, pieces);
-    kernels[now - 1](run);
-    run.result += now * run.result_channel, run.weight += now * run.weight_channel, run.start += now;
-    channels -= now;
-  }
-}
-
-// Any number of result channels and vectors. A few thousand pixels at a time: all channels find them in the cache.
-template <class T, int N>
-void correlate_channels(const PlaneRun<T>& run, int64_t channels, int64_t vectors) {
-  if (vectors == 1) return correlate_vector<T, N>(run, channels);
-  static constexpr auto kernels = make_all<kMostChannels>([](auto r) { return correlate_vectors<T, N, r + 1>; });
+void correlate_channels(PlaneRun<T> run, int64_t channels, int64_t vectors) {
+  static constexpr auto few = make_all<kMostChannels>([](auto r) { return correlate_vectors<T, N, r + 1>; });
+  static constexpr auto many = make_all<8>([](auto r) { return correlate_planes<T, N, r + 1, 1>; });
   constexpr int64_t most_vectors = 4 * kPlaneSums;
-  for (int64_t at = 0; at < vectors; at += most_vectors)
-    for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
-      const int64_t now = ceil_div(channels - first, pieces);
+  for (; vectors > 0; vectors -= most_vectors, run.result += most_vectors * N, run.source += most_vectors * N)
+    in_pieces(channels, vectors == 1 ? many.size() : few.size(), [&](int64_t first, int64_t now) {
       PlaneRun<T> part = run;
-      part.result += first * run.result_channel + at * N, part.source += at * N;
-      part.weight += first * run.weight_channel, part.start += first;
-      kernels[now - 1](part, least(most_vectors, vectors - at));
-      first += now;
-    }
+      part.result += first * run.result_channel, part.weight += first * run.weight_channel, part.start += first;
+      vectors == 1 ? many[now - 1](part) : few[now - 1](part, least(most_vectors, vectors));
+    });
 }
 
 // ---- accumulate_planes ----------------------------------------------------------------------------------------------
@@ -148,25 +133,21 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
 
 template <class T, int N, int A>
 void accumulate_taps(T* sums, const Tap* taps, int64_t count, const PlaneRows<T>& rows) {
-  static constexpr auto kernels =
-      make_all<kPlaneSums / A>([](auto b) { return accumulate_planes<T, N, A, b + 1>; });
-  const int64_t channel = count;
-  for (int64_t pieces = ceil_div(count, kPlaneSums / A); pieces > 0; --pieces) {
-    const int64_t now = ceil_div(count, pieces);
-    kernels[now - 1](sums, channel, taps, rows);
-    sums += now, taps += now, count -= now;
-  }
+  constexpr int kTogether = kPlaneSums / (A > 1 ? A : 2);
+  static constexpr auto kernels = make_all<kTogether>([](auto b) { return accumulate_planes<T, N, A, b + 1>; });
+  in_pieces(count, kTogether, [&](int64_t first, int64_t now) {
+    kernels[now - 1](sums + first, count, taps + first, rows);
+  });
 }
 
 // Any number of channels of grad_output and of taps; `sums` is [channel][tap].
 template <class T, int N>
 void accumulate_channels(T* sums, int64_t channels, const Tap* taps, int64_t count, PlaneRows<T> rows) {
   static constexpr auto kernels = make_all<kMostChannels>([](auto a) { return accumulate_taps<T, N, a + 1>; });
-  for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
-    const int64_t now = ceil_div(channels - first, pieces);
+  in_pieces(channels, kMostChannels, [&](int64_t first, int64_t now) {
     kernels[now - 1](sums + first * count, taps, count, rows);
-    rows.grad += now * rows.grad_channel, first += now;
-  }
+    rows.grad += now * rows.grad_channel;
+  });
 }
 
 // The sum over pixels of one channel of grad_output.

@@ -7,13 +7,16 @@
 //             result = scale * (g + toward * d + offset); centre is the mean
 // (Ioffe and Szegedy, 2015, section 3.) An element is read from memory twice, so what counts is that the second time
 // it still lies in a cache: a thread computes one channel after another, both steps. In channels_last, where a channel
-// does not lie together (channels_last.h), only the activation gains: it costs no reading and writing of its own.
+// does not lie together, rows of channels are read from the first to the last in both steps, while the channels' sums
+// lie in the first-level cache; only the activation gains: it costs no reading and writing of its own.
 //
 // A centre near the mean leaves nothing to cancel, and few terms are added in the arithmetic's type before the sum goes
-// on in double. No result depends on the number of threads.
+// on in double. No result depends on the number of threads: rows are cut into parts by the problem alone.
 //
 // Only the loops over the elements are compiled for each activation.
 #pragma once
+
+#include <stdlib.h>
 
 #include "../vectors/parallel.h"
 #include "../vectors/reduce.h"
@@ -22,10 +25,9 @@
 
 namespace {
 
-// What does not depend on how the elements lie.
 template <class S, class T, int N, bool Backward>
 class Norm {
- protected:
+ public:
   explicit Norm(const convgrad_norm& problem)
       : q(problem),
         x(static_cast<const S*>(q.input)),
@@ -36,8 +38,18 @@ class Norm {
         count(q.batch * q.pixels),
         one_of_count(1 / double(count)) {
     for (int64_t i = 0; i < kSamples; ++i) sample[i] = position(i * count / kSamples);
+    with_activation(q.activation, [this](auto activation) {
+      typedef decltype(activation) A;
+      typedef std::conditional_t<Backward, A, Identity> InSums;  // the activation that the sums depend on
+      sum_channel = &Norm::sum_channel_with<InSums>, apply_channel = &Norm::apply_channel_with<A>;
+      sum_part = &Norm::sum_part_with<InSums>, apply_part = &Norm::apply_part_with<A>;
+    });
   }
 
+  // Whether there was memory for the sums.
+  bool run(int64_t threads) { return q.layout == CONVGRAD_CHANNELS_LAST ? run_rows(threads) : run_channels(threads); }
+
+ private:
   typedef Vec<T, N> V;
   typedef Vec<double, N> Doubles;
 
@@ -123,50 +135,24 @@ class Norm {
 
   static V load_grad(const S* from) { return Backward ? load<T, N>(from) : V{}; }
 
-  // The activation that the sums depend on: none forward.
-  template <class Activation>
-  using InSums = std::conditional_t<Backward, Activation, Identity>;
-
   template <class Activation>
   static V term(V d, V g, const Coefficients& by) {
     return Backward ? Activation::gradient(d * by.slope + by.bias, g) : d;
   }
-  template <class Activation, bool Kept = false>  // whether g is the activation's gradient
+  template <class Activation, bool Kept = false>  // Kept: whether g is the activation's gradient
   static V result(V v, V g, const Coefficients& by) {
     const V d = v - by.centre;
     if constexpr (!Backward) return Activation::value(d * by.slope + by.bias);
     return ((Kept ? g : term<Activation>(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
   }
 
-  const convgrad_norm& q;
-  const S *x, *g;
-  S* y;
-  int64_t pixel_step, channel_step;
-  int64_t count;  // elements of a channel
-  double one_of_count;
-  static constexpr int kSamples = 8;
-  int64_t sample[kSamples];  // where they lie, from the channel's first element on
-};
+  static constexpr int64_t kAdditions = 64;  // in T, in a row
 
-// A channel's elements lie together, but for the other images.
-template <class S, class T, int N, bool Backward>
-class ContiguousNorm : Norm<S, T, N, Backward> {
-  typedef Norm<S, T, N, Backward> Base;
-  using typename Base::Coefficients, typename Base::Doubles, typename Base::V;
-  using Base::q, Base::x, Base::g, Base::y, Base::load_grad;
+  // ---- contiguous: a channel's elements lie together, but for the other images ----
 
- public:
-  explicit ContiguousNorm(const convgrad_norm& problem) : Base(problem) {
-    const int64_t bytes = this->count * q.channels * int64_t(sizeof(S));
-    channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
-    with_activation(q.activation, [this](auto activation) {
-      typedef decltype(activation) A;
-      sum = &ContiguousNorm::sum_channel<typename Base::template InSums<A>>;
-      apply = &ContiguousNorm::apply_channel<A>;
-    });
-  }
-
-  bool run(int64_t threads) const {
+  bool run_channels(int64_t threads) {
+    const int64_t bytes = count * q.channels * int64_t(sizeof(S));
+    const int64_t channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
     const Run plane(q.pixels);
     run_items(threads, ceil_div(q.channels, channels_an_item), [&](int64_t i) {
       const int64_t end = least(q.channels, (i + 1) * channels_an_item);
@@ -175,14 +161,11 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
     return true;
   }
 
- private:
   // Work for a thread; less is not worth waking one.
   static constexpr int64_t kItemBytes = 32 << 10;
   // Whether the first step leaves the activation's gradient for the second, in the result's memory.
   template <class Activation>
   static constexpr bool kKept = Backward && Activation::kCostly;
-  // Additions in T in a row.
-  static constexpr int64_t kAdditions = 64;
 
   // The vectors of a run of elements. The last one ends with the run and overlaps the one before; `fresh` are its lanes
   // that do not. A run shorter than a vector is one vector, in part.
@@ -203,15 +186,10 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
 
   template <class A>
   static void add(V& first, V& second, const S* v, const S* g, S* kept, const Coefficients& by) {
-    Base::prefetch_ahead(v, g);
-    const V d = load<T, N>(v) - by.centre, a = Base::template term<A>(d, load_grad(g), by);
-    if (kKept<A> && kept) __builtin_prefetch(kept + Base::kAhead, 1), store<T, N>(kept, a);
+    prefetch_ahead(v, g);
+    const V d = load<T, N>(v) - by.centre, a = term<A>(d, load_grad(g), by);
+    if (kKept<A> && kept) __builtin_prefetch(kept + kAhead, 1), store<T, N>(kept, a);
     first += a, second += a * d;
-  }
-
-  template <class A>
-  static V result(V v, V g, const Coefficients& by) {
-    return Base::template result<A, kKept<A>>(v, g, by);
   }
 
   static void go_on_in(Doubles& sum, V (&v)[4]) {
@@ -222,14 +200,14 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
   void run_channel(const Run& plane, int64_t c) const {
     const auto one = [](const S* from) { return load_one<T>(from); };
     Coefficients by = {};
-    Backward ? void(by = this->spread(this->normalized_by(c))) : void(by.centre += this->near_mean(c, one));
-    const Sums sums = (this->*sum)(plane, c, by);
-    by = this->spread(this->finish(c, by.centre[0], sums.first, sums.second));
-    if (y) (this->*apply)(plane, c, by);
+    Backward ? void(by = spread(normalized_by(c))) : void(by.centre += near_mean(c, one));
+    const Sums sums = (this->*sum_channel)(plane, c, by);
+    by = spread(finish(c, by.centre[0], sums.first, sums.second));
+    if (y) (this->*apply_channel)(plane, c, by);
   }
 
   template <class A>
-  Sums sum_channel(const Run& plane, int64_t c, const Coefficients& given) const {
+  Sums sum_channel_with(const Run& plane, int64_t c, const Coefficients& given) const {
     const int64_t step = q.channels * q.pixels, from = c * q.pixels;
     const Coefficients by = given;
     V first[4] = {}, second[4] = {};  // enough to hide the latency of an addition
@@ -254,7 +232,7 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
         if (i == plane.whole) break;
       }
       if (plane.rest) {
-        const V d = plane.load_last(xs) - by.centre, all = Base::template term<A>(d, plane.load_last(gs), by);
+        const V d = plane.load_last(xs) - by.centre, all = term<A>(d, plane.load_last(gs), by);
         if (kKept<A> && kept) plane.store_last(kept, all);
         const V a = masked<T, N>(all, plane.fresh);
         first[1] += a, second[1] += a * d;
@@ -265,7 +243,7 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
   }
 
   template <class A>
-  void apply_channel(const Run& plane, int64_t c, const Coefficients& given) const {
+  void apply_channel_with(const Run& plane, int64_t c, const Coefficients& given) const {
     const int64_t step = q.channels * q.pixels, from = c * q.pixels;
     const Coefficients by = given;
     for (int64_t b = q.batch - 1; b >= 0; --b) {
@@ -273,19 +251,128 @@ class ContiguousNorm : Norm<S, T, N, Backward> {
       S* to = y + at;
       const S *xs = x + at, *gs = kKept<A> ? to : Backward ? g + at : xs;
       // Before its lanes that are the last whole vector's, too, are overwritten.
-      const V last = plane.rest ? result<A>(plane.load_last(xs), plane.load_last(gs), by) : V{};
+      const V last = plane.rest ? result<A, kKept<A>>(plane.load_last(xs), plane.load_last(gs), by) : V{};
 #pragma GCC unroll 4
       for (int64_t i = 0; i < plane.whole; i += N) {
-        if (!kKept<A>) __builtin_prefetch(to + i + Base::kAhead, 1);
-        store<T, N>(to + i, result<A>(load<T, N>(xs + i), load_grad(gs + i), by));
+        if (!kKept<A>) __builtin_prefetch(to + i + kAhead, 1);
+        store<T, N>(to + i, result<A, kKept<A>>(load<T, N>(xs + i), load_grad(gs + i), by));
       }
       if (plane.rest) plane.store_last(to, last);
     }
   }
 
-  int64_t channels_an_item;
-  Sums (ContiguousNorm::*sum)(const Run&, int64_t, const Coefficients&) const;
-  void (ContiguousNorm::*apply)(const Run&, int64_t, const Coefficients&) const;
+  // ---- channels_last ----
+
+  bool run_rows(int64_t threads) {
+    const int64_t values = vectors * N * 2 * parts;
+    const int64_t bytes = values * int64_t(sizeof(double) + sizeof(T)) + vectors * kCoefficients * int64_t(sizeof(V));
+    void* memory = aligned_alloc(64, static_cast<size_t>(ceil_div(bytes, 64) * 64));
+    if (!memory) return false;
+    sums = static_cast<double*>(memory), few = reinterpret_cast<T*>(sums + values), coefficients = few + values;
+    const auto prepare = each([&](int64_t v, int) { prepare_vector(v); });
+    const auto finish = each([&](int64_t c) { finish_channel(c); });
+    const auto scratch = [](int64_t) { return 0; };
+    const auto sum = [&](int, int64_t part) { (this->*sum_part)(part); };
+    run_items(threads, vectors, prepare, parts, scratch, sum, q.channels, finish);
+    if (y) run_items(threads, parts, [&](int64_t part) { (this->*apply_part)(part); });
+    free(memory);
+    return true;
+  }
+
+  static constexpr int kCoefficients = 6;
+
+  // The first channel of a vector: the last one ends with the row and overlaps the one before.
+  int64_t start(int64_t v) const { return least(v * N, last); }
+
+  void set_coefficients(int64_t v, int64_t lane, const CoefficientsOf<T>& by) {
+    T* to = coefficients + v * kCoefficients * N + lane;
+    for (T value : {by.centre, by.slope, by.bias, by.scale, by.toward, by.offset}) *to = value, to += N;
+  }
+  Coefficients coefficients_of(int64_t v) const {
+    const T* from = coefficients + v * kCoefficients * N;
+    auto next = [&](int i) { return load<T, N>(from + i * N); };
+    return {next(0), next(1), next(2), next(3), next(4), next(5)};
+  }
+
+  void prepare_vector(int64_t v) {
+    if constexpr (Backward) {
+      for (int64_t i = 0; i < N; ++i) set_coefficients(v, i, normalized_by(start(v) + i));
+    } else {
+      const auto one = [](const S* from) { return load<T, N>(from); };
+      store<T, N>(coefficients + v * kCoefficients * N, near_mean(start(v), one));
+    }
+  }
+
+  // Always in the same order.
+  double sum_of_parts(const double* from) const {
+    double sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += from[part * vectors * 2 * N];
+    return sum;
+  }
+
+  template <class A>
+  void sum_part_with(int64_t part) {
+    const int64_t values = vectors * 2 * N;
+    double* all = sums + part * values;
+    T* some = few + part * values;
+    memset(all, 0, sizeof(double) * static_cast<size_t>(values));
+    const Range rows = share(count, part, parts);
+    for (int64_t row = rows.low; row < rows.high;) {
+      const int64_t end = least(rows.high, row + kAdditions);
+      memset(some, 0, sizeof(T) * static_cast<size_t>(values));
+      for (; row < end; ++row)
+        for (int64_t v = 0; v < vectors; ++v) {
+          const int64_t at = row * q.channels + start(v);
+          prefetch_ahead(x + at, g + at);
+          const Coefficients by = coefficients_of(v);
+          const V d = load<T, N>(x + at) - by.centre, a = term<A>(d, load_grad(g + at), by);
+          add_to<T, N>(some + v * 2 * N, a), add_to<T, N>(some + v * 2 * N + N, a * d);
+        }
+      for (int64_t i = 0; i < values; ++i) all[i] += some[i];
+    }
+  }
+
+  void finish_channel(int64_t c) {
+    const int64_t v = c / N, lane = c - start(v);
+    const double* from = sums + v * 2 * N + lane;
+    const T centre = coefficients[v * kCoefficients * N + lane];
+    const auto by = finish(c, centre, sum_of_parts(from), sum_of_parts(from + N));
+    set_coefficients(v, lane, by);
+    if (c >= last) set_coefficients(vectors - 1, c - last, by);
+  }
+
+  template <class A>
+  void apply_part_with(int64_t part) {
+    const Range rows = share(count, part, parts);
+    for (int64_t row = rows.low; row < rows.high; ++row)
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t at = row * q.channels + start(v);
+        prefetch_ahead(x + at, g + at), __builtin_prefetch(y + at + kAhead, 1);
+        store<T, N>(y + at, result<A>(load<T, N>(x + at), load_grad(g + at), coefficients_of(v)));
+      }
+  }
+
+  const convgrad_norm& q;
+  const S *x, *g;
+  S* y;
+  int64_t pixel_step, channel_step;
+  int64_t count;  // elements of a channel
+  double one_of_count;
+  static constexpr int kSamples = 8;
+  int64_t sample[kSamples];  // where they lie, from the channel's first element on
+
+  Sums (Norm::*sum_channel)(const Run&, int64_t, const Coefficients&) const;
+  void (Norm::*apply_channel)(const Run&, int64_t, const Coefficients&) const;
+  void (Norm::*sum_part)(int64_t part);
+  void (Norm::*apply_part)(int64_t part);
+
+  // Of channels_last.
+  static constexpr int64_t kMostParts = 32;
+  int64_t vectors = ceil_div(q.channels, N), last = q.channels - N;
+  int64_t parts = most(1, least(kMostParts, count / kAdditions));
+  double* sums;     // [part][vector][first, second][lane]
+  T* few;           // the same, of the last few rows
+  T* coefficients;  // [vector][kCoefficients][lane]
 };
 
 }  // namespace

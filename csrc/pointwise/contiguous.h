@@ -162,7 +162,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
       for (int64_t i = panels.low; i < panels.high; ++i) {
         const Range r = p.panel(i);
         const int64_t row = group * p.results + r.low;
-        run.weight = weight + row * p.sources, run.start = start + row;
+        run.weight = weight + row * p.sources, run.start = start + row, run.rows = r.size();
         if (item_weight) {
           T* const starts = item_weight + kPointwiseRows * p.sources;
           pack_panel(item_weight, starts, group, i);
@@ -185,7 +185,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     const int64_t panels = ceil_div(rows, kPointwiseRows), vectors = ceil_div(lanes, N);
     ahead.spread_over(panels * ceil_div(vectors, kPointwiseColumns) * run.terms), run.ahead = &ahead;
     for (int64_t i = 0; i < panels; ++i) {
-      const int64_t now = share(rows, i, panels).size();
+      const int64_t now = least(kPointwiseRows, rows - i * kPointwiseRows);
       multiply_rows<N>(run, now, vectors);
       run.weight += now * N, run.to += now * run.row;
     }

@@ -70,7 +70,7 @@ void multiply(const Products& run) {
   Vec<T, N> sum[R][P];
   UNROLL for (int r = 0; r < R; ++r)
     UNROLL for (int p = 0; p < P; ++p) sum[r][p] = run.template start_of<N>(r, p);
-  const auto [row_step, term_step, source_step] = run.template steps<N, R>();
+  const auto [row_step, term_step, source_step] = run.template steps<N>();
   const int64_t pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
   auto ahead = *run.ahead;
@@ -113,11 +113,13 @@ void multiply_vectors(Products run, int64_t vectors) {
     run.template advance<N>(now);
   }
 }
-// Some rows, at most kPointwiseRows, and any number of vectors.
+// Some rows, at most kPointwiseRows, and any number of vectors: 8, 4, 2 or 1 rows at a time, few loops for all numbers.
 template <int N, class Products>
-void multiply_rows(const Products& run, int64_t rows, int64_t vectors) {
-  static constexpr auto kernels = make_all<kPointwiseRows>([](auto r) { return multiply_vectors<N, r + 1, Products>; });
-  kernels[rows - 1](run, vectors);
+void multiply_rows(Products run, int64_t rows, int64_t vectors) {
+  constexpr int kSizes = kPointwiseRows == 8 ? 4 : 3;
+  static constexpr auto kernels = make_all<kSizes>([](auto i) { return multiply_vectors<N, 1 << i, Products>; });
+  for (int i = kSizes - 1; i >= 0; --i)
+    if (rows >> i & 1) kernels[i](run, vectors), run.template skip_rows<N>(1 << i);
 }
 
 // ---- results: a row is one of their channels, a term one of the source's, a vector a column -------------------------
@@ -128,9 +130,12 @@ struct PointwiseResults : PointwiseProducts<T, false> {
   S* result;
   int64_t pixels, image;  // from row to row, from image to image
   const Column* columns;
+  int64_t rows;  // of the packed weights
 
-  template <int N, int R>
-  static constexpr PointwiseSteps steps() { return {1, R, N}; }
+  template <int N>
+  PointwiseSteps steps() const { return {1, rows, N}; }
+  template <int N>
+  void skip_rows(int64_t count) { this->weight += count, start += count, result += count * pixels; }
   template <int N>
   Vec<T, N> start_of(int row, int) const { return start[row] - Vec<T, N>{}; }
   template <int N>
@@ -191,8 +196,10 @@ struct PointwiseSums : PointwiseProducts<T, InTensor> {
   bool add;            // to what is there
   const T* start;      // of each lane; null: zeros
 
-  template <int N, int R>
+  template <int N>
   PointwiseSteps steps() const { return InTensor ? step : PointwiseSteps{N, 1, N}; }
+  template <int N>
+  void skip_rows(int64_t count) { this->weight += count * steps<N>().row, to += count * row; }
   template <int N>
   Vec<T, N> start_of(int, int vector) const { return start ? load<T, N>(start + vector * N) : Vec<T, N>{}; }
   // What is written behind the loop, or added to.

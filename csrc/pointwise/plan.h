@@ -1,7 +1,6 @@
 // How a pointwise problem is cut up: columns of pixels, rows of channels. Integers only.
 #pragma once
 
-#include "../vectors/memory.h"
 #include "../vectors/plan.h"
 #include "../vectors/vector.h"
 
@@ -64,9 +63,7 @@ struct PointwisePlan : Request {
   }
   int64_t outputs_of() const { return backward ? sources : results; }
   int64_t panel_rows() const { return channels_last ? vector : kPointwiseRows; }
-  Range panel(int64_t i) const {
-    return channels_last ? Range{i * vector, least(results, (i + 1) * vector)} : share(results, i, panels);
-  }
+  Range panel(int64_t i) const { return {i * panel_rows(), least(results, (i + 1) * panel_rows())}; }
   int64_t item_results() const { return least(results, ceil_div(together * panels, chunks) * panel_rows()); }
   int64_t weights() const { return groups * sources * results; }
   int64_t biases() const { return !sums_grad && !sums_input ? 0 : sums_grad == backward ? sources : results; }

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "plan.h"
-#include "vector.h"
+#include "reduce.h"
 
 namespace {
 
@@ -236,12 +236,13 @@ struct Packing {
 
 // The gradient of a padding mode: what was computed for positions outside the tensor is added to those that were read
 // there. `r`: all positions, `lanes` elements each; in the end those of the tensor follow one another.
-template <class T>
+template <class T, int N>
 void fold(T* results, int64_t lanes, const Tensor& x, const Range r[3]) {
   auto row = [&](int64_t d, int64_t h) {
     return results + (((d - r[0].low) * r[1].size() + h - r[1].low) * r[2].size() - r[2].low) * lanes;
   };
   auto add = [](T* to, const T* from, int64_t count) {
+    for (; count >= N; count -= N, to += N, from += N) add_to<T, N>(to, load<T, N>(from));
     for (int64_t i = 0; i < count; ++i) to[i] += from[i];
   };
   for (int64_t d = r[0].low; d < r[0].high; ++d)

@@ -1,6 +1,7 @@
-// Threads: PyTorch's own OpenMP runtime, called by name, so that there is one pool of threads and no compiler needs an
-// OpenMP of its own (`#pragma omp` would make clang call functions that the runtime in PyTorch's wheels lacks). GNU's
-// runtime has these four functions; LLVM's and Intel's have them too, for programs that GCC compiled.
+// Threads and their scratch memory. The threads are those of PyTorch's own OpenMP runtime, called by name, so that there
+// is one pool of threads and no compiler needs an OpenMP of its own (`#pragma omp` would make clang call functions that
+// the runtime in PyTorch's wheels lacks). GNU's runtime has these four functions; LLVM's and Intel's have them too, for
+// programs that GCC compiled.
 #pragma once
 
 #include <atomic>
@@ -15,6 +16,31 @@ int omp_get_num_threads(void);
 }
 
 namespace {
+
+// An array in scratch memory, where a plan says; it begins on a cache line. Null where it has no elements.
+template <class E>
+struct Array {
+  int64_t offset, bytes;
+  E* in(char* memory) const { return bytes ? reinterpret_cast<E*>(memory + offset) : nullptr; }
+};
+
+struct Layout {
+  int64_t bytes = 0;
+
+  template <class E>
+  Array<E> add(int64_t elements) {
+    const Array<E> array = {bytes, round_up(elements * int64_t(sizeof(E)), 64)};
+    bytes += array.bytes;
+    return array;
+  }
+};
+
+// What all threads share, and behind it what each has for itself.
+struct Memory {
+  Layout shared, each;
+  char* of_thread(char* memory, int64_t thread) const { return memory + shared.bytes + thread * each.bytes; }
+  int64_t bytes(int64_t threads) const { return most(64, shared.bytes + threads * each.bytes); }
+};
 
 // First `prepare(range, scratch of the thread)` for shares of [0, prepared); then every item on whichever thread is
 // free, `run(scratch, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
@@ -35,6 +61,13 @@ void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_
   GOMP_parallel(enter, &work, static_cast<unsigned>(threads), 0);
 }
 constexpr auto nothing = [](auto&&...) {};
+// What runs `body(i)`, or with a thread's scratch `body(i, scratch)`, for each i of a share.
+template <class Body>
+auto each(const Body& body) {
+  return [body](Range share, auto&&... scratch) {
+    for (int64_t i = share.low; i < share.high; ++i) body(i, scratch...);
+  };
+}
 
 // The items alone.
 template <class RunItem>

@@ -111,6 +111,13 @@ inline Range share(int64_t size, int64_t i, int64_t n) {
   return n == 1 ? Range{0, size} : Range{size * i / n, size * (i + 1) / n};
 }
 
+// `body(first, count)` for nearly equal pieces of at most `most_in_piece` each.
+template <class Body>
+inline void in_pieces(int64_t size, int64_t most_in_piece, const Body& body) {
+  for (int64_t pieces = ceil_div(size, most_in_piece), at = 0, now; pieces > 0; --pieces, at += now)
+    body(at, now = ceil_div(size - at, pieces));
+}
+
 // Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
 inline int64_t tile_pixels(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2] | 1; }
 

@@ -5,7 +5,7 @@
 #include <atomic>
 
 #include "kept_plan.h"
-#include "memory.h"
+#include "parallel.h"
 
 namespace {
 

@@ -154,13 +154,9 @@ class Winograd {
   // infinities from each other, and overflow before the results do.
   bool run(int threads) {
     auto scratch = [&](int64_t thread) { return p.memory.of_thread(memory_, thread); };
-    auto prepare = [&](Range some, char* own) {
-      for (int64_t i = some.low; i < some.high; ++i) pack_weight(own, i);
-    };
+    auto prepare = each([&](int64_t i, char* own) { pack_weight(own, i); });
     auto run = [&](char* own, int64_t item) { p.sums ? sum_weight(own, item) : compute(own, item); };
-    auto add_up = [&](Range some) {
-      for (int64_t i = some.low; i < some.high; ++i) store_weight(i);
-    };
+    auto add_up = each([&](int64_t i) { store_weight(i); });
     const int64_t items = p.groups * p.parts * p.segments;
     run_items(threads, p.sums ? 0 : p.groups * p.result_vectors(), prepare, items, scratch, run,
               p.sums ? p.groups * p.results : 0, add_up);
@@ -308,7 +304,7 @@ class Winograd {
   }
   // The kernel, a vector of each element.
   template <class At>
-  static void transform_kernel(const At& at, T* to, int64_t frequency) {
+  __attribute__((noinline)) static void transform_kernel(const At& at, T* to, int64_t frequency) {
     V rows[kRows][kKernelColumns];
     for (int j = 0; j < kKernelColumns; ++j) {
       V g[kKernelRows], f[kRows];
@@ -330,7 +326,7 @@ class Winograd {
     return p.weight.in(memory_) + (group * p.result_vectors() + vector) * p.panel();
   }
   // Rows of `count` elements, `row` apart, become `count` vectors of `live` lanes.
-  static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
+  __attribute__((noinline)) static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
     for (int64_t i = 0; i < count; i += N)
       transpose<T, N>([&](int l) { return l < live ? load_first<T, N>(from + l * row + i, count - i) : V{}; },
                       [&](int l, V v) { store<T, N>(to + (i + l) * N, v); });

@@ -32,7 +32,6 @@ from .padding import COPY, PaddedCopy, padded
 from .products import AtenMatmulBackend, AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
 from .routes import ROUTES
-from .strides import usual_strides
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
 

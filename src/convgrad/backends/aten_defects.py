@@ -18,10 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import amx_here, avx2_here, avx512_here, onednn_has, onednn_limit, warn_user
+from .._compat import (
+    amx_here,
+    avx2_here,
+    avx512_here,
+    channels_last_of,
+    onednn_has,
+    onednn_limit,
+    suggests_channels_last,
+    usual_strides,
+    warn_user,
+)
 from ..problem import ConvProblem, Output, Outputs, effective_kernel
 from ..settings import mkldnn
-from .strides import tidy
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,34 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
         return p
     tight = tuple((dim.low, dim.least_high) for dim in p.dims)
     return p if tight == p.padding else p.replace(padding=tight, origin="plain")
+
+
+#: (shape, strides) of tensors whose strides are as PyTorch expects them; emptied when full.
+_ordinary: set[Any] = set()
+
+
+def tidy(t: Tensor) -> Tensor:
+    """Return a view with ordinary strides in dimensions of size 1, or the tensor itself where they are ordinary.
+
+    No index multiplies these strides, so they may be anything, but PyTorch 2.13 (oneDNN, groups, a channels_last
+    weight) returns wrong numbers for others, silently.
+    """
+    key = (t.shape, t.stride())
+    if key in _ordinary:
+        return t
+    channels_last = channels_last_of(t.dim() - 2)
+    if t.dim() >= 4 and 1 in t.shape:
+        layout = channels_last if suggests_channels_last(t) else torch.contiguous_format
+        usual = usual_strides(t.shape, layout is channels_last)
+        if t.is_contiguous(memory_format=layout):
+            if key[1] != usual:
+                return t.as_strided(t.shape, usual)
+        elif layout is not channels_last and t.is_contiguous(memory_format=channels_last):
+            return t.clone(memory_format=torch.contiguous_format)  # channels_last but for a stride that PyTorch reads
+    if len(_ordinary) >= 4096:
+        _ordinary.clear()
+    _ordinary.add(key)
+    return t
 
 
 def reads_every_stride(problem: ConvProblem) -> bool:

@@ -21,14 +21,13 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from .._compat import onednn_has
+from .._compat import onednn_has, usual_strides
 from ..problem import ConvProblem, Dimension, Outputs, Pass, add_bias, fields_of
 from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
 from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments
-from .aten_defects import without_slack
+from .aten_defects import tidy, without_slack
 from .base import Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
-from .strides import tidy, usual_strides
 
 #: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -133,7 +132,8 @@ class AtenLibrary(Backend):
             operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            result = operator(*(tidy(t.unsqueeze(2) if flat else t) for t in (a, b)), bias)
+            a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
+            result = operator(a, b, bias)
             return result.squeeze(2) if flat else result
 
         return contract

@@ -157,10 +157,8 @@ class _Call:
         return groupby(pieces(self.p, self.shape), key=lambda piece: piece[0])
 
     def tensors(self, images: Tensor, output: Tensor, piece: Piece) -> tuple[Tensor, ...]:
-        """Return what a piece reads of padded images, its columns, its part of the output, and memory for a copy of it.
-
-        Shape:
-            [G, C_in/G, *k, n, *box], twice, and [G, C_out/G, n, *box], twice
+        """Return two pairs: what a piece reads of padded images, [G, C_in/G, *k, n, *box], and memory for its columns;
+        its part of the output, [G, C_out/G, n, *box], and memory for a copy.
         """
         windows = _windows(self.p, images, piece[1:])
         part = output[piece[0]][(..., *piece[1:])].unflatten(1, (self.p.groups, -1)).movedim(0, 2)
@@ -245,21 +243,25 @@ def grad_input(
         - bias: [C_in] of a transposed problem, whose output this is
 
     Raises:
-        ShapeError, DtypeError: operands that are not those of the problem.
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+        ShapeError, DtypeError, ValueError: as in `forward`.
     """
     call = _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
     matrix, grad_input = call.matrix(weight).transpose(1, 2), call.result(problem.input_shape)
-    padded, (added, cropped) = call.take(*_padded_shape(problem, call.shape[0])), sides(problem)
+    added, cropped = sides(problem)
+    in_place = call.dtype is problem.dtype and not any(map(any, added))
+    padded = None if in_place else call.take(*_padded_shape(problem, call.shape[0]))
     for at, of_these in call.by_images():
-        images = padded[: at.stop - at.start].zero_()
+        images = (grad_input[at] if padded is None else padded[: at.stop - at.start]).zero_()
         for piece in of_these:
             windows, unfolded, part, copy = call.tensors(inside(images, cropped), grad_output, piece)
             torch.bmm(matrix, copy.copy_(part).flatten(2), out=_matrices(unfolded, problem))
             for k in product(*map(range, problem.kernel_size)):  # col2im: one addition for each kernel element
                 windows[(slice(None), slice(None), *k)].add_(unfolded[(slice(None), slice(None), *k)])
         sums = inside(images, added)
-        grad_input[at] = sums if bias is None else sums.add_(bias.view(-1, *(1,) * problem.ndim))
+        if bias is not None:
+            sums.add_(bias.view(-1, *(1,) * problem.ndim))
+        if padded is not None:
+            grad_input[at] = sums
     return grad_input
 
 
@@ -275,8 +277,7 @@ def grad_weight(
     """Return the gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
 
     Raises:
-        ShapeError, DtypeError: operands that are not those of the problem.
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+        ShapeError, DtypeError, ValueError: as in `forward`.
     """
     call = _Call(problem, columns, workspace, grad_output=grad_output, input=input)
     grad_weight = call.take(*problem.weight_shape).zero_()

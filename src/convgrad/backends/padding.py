@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass, Sides, by_pytorch, fold, pad
+from ..problem import PADDING_MODES, ConvProblem, Outputs, Pass, Sides, by_pytorch, fold, pad
 from .base import Arithmetic, Backend, Kernel, operand_format
 
 #: What the name of a backend that computes over such a copy ends with.
@@ -78,22 +78,19 @@ def over_copy(
     def pad(input: Tensor) -> Tensor:
         return pad_input(problem, input).contiguous(memory_format=layout)  # PyTorch may pad into another
 
-    def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(pad(a), b, bias, workspace)
-
-    def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+    def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        if outputs[0] == "forward":
+            return kernel(pad(a), b, bias, workspace)
+        if outputs[0] == "grad_weight":
+            return kernel(a, pad(b), None, workspace)
         result = unpad_input(problem, kernel(a, b, None, workspace))
         return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
-
-    def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(a, pad(b), None, workspace)
 
     def gradients(a: Tensor, b: Tensor, c: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
         found = zip(outputs, kernel(a, pad(b), c, workspace), strict=True)
         return tuple(unpad_input(problem, t) if output == "grad_input" else t for output, t in found)
 
-    one: dict[Output, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
-    return one[outputs[0]] if len(outputs) == 1 else gradients
+    return one_pass if len(outputs) == 1 else gradients
 
 
 class PaddedCopy(Backend):

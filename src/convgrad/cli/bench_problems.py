@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..backends import COPY, Backend
+from ..backends import COPY
 from ..check import check_problem, shrunk
-from ..diagnostics import BEYOND, TOO_LOW, Load, Machine, compared, limits_of
+from ..diagnostics import BEYOND, TOO_LOW, Load, Machine, compared, limits_of, requested
 from ..engine import Step, backends, choose, get_backend, reasons_against
 from ..engine.measure import Ratio, conditions
 from ..problem import PASSES, ConvProblem, Pass, passes_of
@@ -49,15 +49,9 @@ _COLUMNS: Columns[Line] = {
 
 
 def run_problems(
-    problems: Sequence[ConvProblem],
-    directions: Mapping[ConvProblem, Collection[Pass]],
-    names: list[str],
-    outputs: Collection[str],
-    place: torch.device,
-    seconds: float,
-    limit: bool,
-    as_csv: Path | None,
-) -> Result:
+    problems: Sequence[ConvProblem], directions: Mapping[ConvProblem, Collection[Pass]], names: list[str],
+    outputs: Collection[str], place: torch.device, seconds: float, limit: bool, as_csv: Path | None,
+) -> Result:  # fmt: skip
     """Time and print every problem."""
     for problem in problems:
         if problem.empty:
@@ -106,13 +100,11 @@ def _timed(
     problem: ConvProblem, pass_: Pass, name: str, device: torch.device, seconds: float, least: float | None
 ) -> Line:
     """The columns of a line that are found by running it."""
-    backend, stock = get_backend(name), dict[str, Backend]()
-    for one in ("aten", "aten:channels_last"):  # a sequence in channels_last is an image of one row
-        pytorchs = get_backend(one + COPY * (problem.padding_mode != "zeros"))
-        if not reasons_against(pytorchs, problem, (pass_,), device, requested=True):
-            stock[one] = pytorchs
+    backend, copy = get_backend(name), COPY * (problem.padding_mode != "zeros")
+    given, last = f"aten{copy}", f"aten:channels_last{copy}"  # a sequence in channels_last is an image of one row
+    stock = requested([given, last], problem, (pass_,), device)
     against = reasons_against(backend, problem, (pass_,), device)
-    if not against and "aten" not in stock:
+    if not against and given not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
         return {"note": "; ".join(against)}
@@ -120,9 +112,7 @@ def _timed(
     for result in check_problem(name, small, pass_, device=device, properties=("exact", "bound")):
         if result.status == "failed":
             return {"note": f"wrong: {result.message}", "wrong": True}
-    candidates = {
-        one: (problem, (Step(b, (pass_,), "requested by name"),)) for one, b in {"mine": backend, **stock}.items()
-    }
+    candidates = {"mine": (problem, (Step(backend, (pass_,), "requested by name"),)), **stock}
     seen = compared(candidates, (pass_,), device, baselines=[*stock], seconds=seconds)
     if seen is None:
         return {"note": "no memory for it"}
@@ -133,6 +123,6 @@ def _timed(
         "gflops_per_second": problem.flops / took * 1e-9,
         "of_limit": least and least / took,
         "pytorch_milliseconds": seen.seconds(best) * 1e3,
-        "pytorch_layout": "as given" if best == "aten" else best.removeprefix("aten:"),
+        "pytorch_layout": "as given" if best == given else "channels_last",
         **dict(zip(("speed", "speed_low", "speed_high"), seen.speedup("mine"), strict=True)),
     }

@@ -171,8 +171,8 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     choices = []
     for problem, outputs in (job for job in jobs if counts[job] or not interrupted):
         steps = choose(problem, outputs, device)
-        names, reason = [step.backend.name for step in steps], steps[0].reason
-        choices.append({"outputs": list(outputs), "backends": names, "reason": reason, "problem": str(problem)})
+        choices.append({"outputs": list(outputs), "backends": [step.backend.name for step in steps],
+                        "reason": steps[0].reason, "problem": str(problem)})  # fmt: skip
     if choices:
         say(Table(choices, {
             "output": (lambda c: "+".join(c["outputs"]), ""),

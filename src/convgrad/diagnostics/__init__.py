@@ -11,7 +11,7 @@ from .calls import Call, Trace, Usage, limited, trace, without_figures
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
-from .measure import Load, compared, measured
+from .measure import Load, compared, measured, requested
 from .pictures import by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
@@ -26,7 +26,7 @@ __all__ = [
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
-    "run_script", "select_conv_backend", "svg", "trace", "without_figures",
+    "requested", "run_script", "select_conv_backend", "svg", "trace", "without_figures",
 ]  # fmt: skip
 
 

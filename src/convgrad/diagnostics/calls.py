@@ -386,12 +386,13 @@ class Usage(Trace):
         if not calls:
             return "no convolution ran"
         table, whole = _table_of(calls, _SUMMED), sum(call.total for call in calls) or 1.0
+
+        def summed(name: str, some: Sequence[Call]) -> list[Any]:
+            total = sum(call.total for call in some)
+            return [None, sum(call.calls for call in some), name, None, None, total, None, total / whole, None, None]
+
         if first is not None and len(calls) > first:
-            table.values[first:] = [
-                [None, sum(c.calls for c in some), name, None, None, total, None, total / whole, None, None]
-                for name, some in ((f"{len(calls) - first} more", calls[first:]), ("sum", calls))
-                for total in [sum(c.total for c in some)]
-            ]
+            table.values[first:] = [summed(f"{len(calls) - first} more", calls[first:]), summed("sum", calls)]
         said = ["share: of the time in convolutions", *[TOO_LOW] * any(c.beyond for c in calls)]
         return "\n".join([table.text(width), *(text if width is None else wrapped(text, width) for text in said)])
 

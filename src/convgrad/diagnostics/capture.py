@@ -151,12 +151,9 @@ def _result(problem: ConvProblem, input: Tensor) -> Tensor:
 
 
 def capture(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    machine: Machine,
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine,
     outputs: Sequence[Output] = OUTPUTS,
-) -> list[Captured]:
+) -> list[Captured]:  # fmt: skip
     """Return every convolution of one forward pass, in order, and every linear layer that may be computed as one.
 
     A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes.

@@ -55,7 +55,7 @@ class Watch:
             _open.append(self)
             opened.callback(_open.remove, self)
             opened.callback(self.write)
-            util.register_after_fork(self, Watch._write_at_exit)
+            util.register_after_fork(self, Watch.write_at_exit)
             yield self
 
     def _note(self, event: Event) -> None:
@@ -68,7 +68,7 @@ class Watch:
         """Begin anew in a forked process."""
         self.first, self.usage, self._due = False, Usage(), 0.0
 
-    def _write_at_exit(self) -> None:
+    def write_at_exit(self) -> None:
         """Write what is known when multiprocessing ends this process, which it does without a word to `atexit`."""
         util.Finalize(None, self.write, exitpriority=0)
 
@@ -101,14 +101,8 @@ _open: list[Watch] = []
 #: What is open until a child ends.
 _rest = ExitStack()
 
-
-def _after_fork() -> None:
-    for watch in _open:
-        watch.forked()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=lambda: [watch.forked() for watch in _open])
 
 
 @contextmanager
@@ -134,25 +128,17 @@ def third_step(path: Path, watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def watching(how: str, usage: Usage, kernels: Sequence[str] = (), trace: Path | None = None) -> Iterator[Watch]:
-    """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls.
-
-    Args:
-        trace: where the first process writes its third step, if it does.
-    """
-    folder = tempfile.mkdtemp(prefix="convgrad")
-    before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
+    """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls."""
+    folder, first, before = tempfile.mkdtemp(prefix="convgrad"), os.getpid(), dict(os.environ)
     os.environ[_VARIABLE] = json.dumps([how, folder, trace and str(trace), *kernels])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before["PYTHONPATH"])))
-    first = os.getpid()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before.get("PYTHONPATH"))))
     try:
         with Watch(how, folder, usage).open() as watch:
             yield watch
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in (_VARIABLE, "PYTHONPATH"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
         if os.getpid() == first:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -168,5 +154,5 @@ def watch_this_process() -> None:
     watch.forked()
     if trace is not None:
         _rest.enter_context(third_step(Path(trace), watch))
-    watch._write_at_exit()
+    watch.write_at_exit()
     atexit.register(_rest.close)

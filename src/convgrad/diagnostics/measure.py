@@ -46,16 +46,21 @@ def measured(explanation: Explanation) -> Explanation:
     return replace(explanation, rows=rows, limits=limits, warnings=warnings)
 
 
+Candidates = Mapping[str, tuple[ConvProblem, tuple[Step, ...]]]
+
+
+def requested(names: Sequence[str], problem: ConvProblem, outputs: Outputs, device: torch.device) -> Candidates:
+    """Return those of the named backends that can compute these outputs, as candidates for `compared`."""
+    return {
+        name: (problem, (Step(get_backend(name), outputs, "requested by name"),))
+        for name in names if not reasons_against(get_backend(name), problem, outputs, device, requested=True)
+    }  # fmt: skip
+
+
 def compared(
-    candidates: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
-    outputs: Outputs,
-    device: torch.device,
-    *,
-    baselines: Sequence[str],
-    seconds: float,
-    least_rounds: int = 7,
-    hopeless: float = float("inf"),
-) -> Comparison | None:
+    candidates: Candidates, outputs: Outputs, device: torch.device, *, baselines: Sequence[str], seconds: float,
+    least_rounds: int = 7, hopeless: float = float("inf"),
+) -> Comparison | None:  # fmt: skip
     """Time candidates for the same outputs alternately; return their times with the fastest baseline as the baseline.
 
     None where there is no memory for the operands, or all others are hopeless.
@@ -84,12 +89,8 @@ def compared(
 def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.device) -> tuple[Answer, ...]:
     result = list(answers)
     for pass_ in PASSES:
-        candidates: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
-        for row in answers:
-            if row.output == pass_ and (row.chosen or (row.by_aten and row.runs)):
-                backend = get_backend(row.backend)
-                if not reasons_against(backend, problem, (pass_,), device, requested=True):
-                    candidates[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
+        rows = [row for row in answers if row.output == pass_ and (row.chosen or (row.by_aten and row.runs))]
+        candidates = requested([row.backend for row in rows], problem, (pass_,), device)
         if not candidates:
             continue
         seen = compared(candidates, (pass_,), device, baselines=[*candidates], seconds=0.3, least_rounds=1)

@@ -52,13 +52,11 @@ def draw_roofline(
     drawn: list[_Drawn] = []
     for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
         flops, moved = call.work
-        if not flops or not moved or not (call.milliseconds or limits):
-            continue
-        speed = flops / call.milliseconds / 1e6 if call.milliseconds else (  # of what was not measured, at the roof
-            min(limits[0].flops_per_second, flops / moved * limits[0].bytes_per_second) / 1e9)  # fmt: skip
-        if speed:
+        # Of what was not measured, the time at best.
+        took = call.milliseconds or (call.against(limits[0]).least if limits else None)
+        if flops and moved and took:
             label = f"{name or call.name} {call.direction if ',' in call.shown else call.shown}" if i < _NAMED else ""
-            drawn.append(_Drawn(i, call, label, flops / moved, speed, 16 + 150 * call.total / most))
+            drawn.append(_Drawn(i, call, label, flops / moved, flops / took / 1e6, 16 + 150 * call.total / most))
     if not drawn:
         raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
     from matplotlib.figure import Figure
@@ -84,11 +82,9 @@ def draw_roofline(
         color = _COLORS["theirs" if stock else "ours"]
         of_these = [one for one in drawn if by_pytorch(one.call.backend) is stock]
         for one in of_these:
-            fill: dict[str, Any] = (
-                {"facecolors": color, "alpha": 0.8} if one.call.milliseconds else {"facecolors": "none"}
-            )
+            face, alpha = (color, 0.8) if one.call.milliseconds else ("none", None)
             axes.scatter([one.x], [one.y], s=one.size, marker=marker, linewidths=1.2, edgecolors=color, zorder=3,
-                         gid=f"row-{one.number}", **fill)  # fmt: skip
+                         gid=f"row-{one.number}", facecolors=face, alpha=alpha)  # fmt: skip
         if of_these:
             axes.scatter([], [], s=40, marker=marker, color=color, label=name)
     figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLORS["ink"], handletextpad=0.2)

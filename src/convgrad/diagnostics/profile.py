@@ -126,14 +126,9 @@ class Profile(Before):
 
     @classmethod
     def of(
-        cls,
-        rows: Sequence[Call],
-        costs: Sequence[Cost] = (),
-        notes: Sequence[str] = (),
-        limits: Sequence[Limits] = (),
-        device: torch.device | str = "cpu",
-        **rest: Any,
-    ) -> Profile:
+        cls, rows: Sequence[Call], costs: Sequence[Cost] = (), notes: Sequence[str] = (), limits: Sequence[Limits] = (),
+        device: torch.device | str = "cpu", **rest: Any,
+    ) -> Profile:  # fmt: skip
         """Return a profile made now, its costs in order, with what is known of the machine; the rest are its fields."""
         if any(row.beyond for row in rows):
             notes = [*notes, TOO_LOW]

@@ -29,22 +29,11 @@ from .step import Stage
 
 
 def run_script(
-    script: str,
-    args: Sequence[str] = (),
-    *,
-    stock: bool = False,
-    accelerate: bool = False,
-    csv: str | os.PathLike[str] | None = None,
-    module: bool = False,
-    measure: bool = True,
-    out: TextIO | None = None,
-    width: int | None = None,
-    first: int | None = None,
-    then: Callable[[dict[str, Any]], None] | None = None,
-    usage: Usage | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    kernels: Sequence[str] = (),
-) -> int:
+    script: str, args: Sequence[str] = (), *, stock: bool = False, accelerate: bool = False,
+    csv: str | os.PathLike[str] | None = None, module: bool = False, measure: bool = True, out: TextIO | None = None,
+    width: int | None = None, first: int | None = None, then: Callable[[dict[str, Any]], None] | None = None,
+    usage: Usage | None = None, trace: str | os.PathLike[str] | None = None, kernels: Sequence[str] = (),
+) -> int:  # fmt: skip
     """Run a script as ``python script args...`` would, and report its convolutions.
 
     The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it

@@ -46,14 +46,9 @@ _MOST_ROUNDS = 101
 
 
 def profile_model(
-    model: nn.Module,
-    example_inputs: Any,
-    *,
-    what: str = "",
-    tune: str = "convgrad.measure() before the training loop",
-    seconds: float = 10.0,
-    stage: Stage = lambda _: None,
-) -> Profile:
+    model: nn.Module, example_inputs: Any, *, what: str = "", tune: str = "convgrad.measure() before the training loop",
+    seconds: float = 10.0, stage: Stage = lambda _: None,
+) -> Profile:  # fmt: skip
     """Measure a training step of a model by PyTorch and by convgrad, and each of its convolutions.
 
     The step is forward, backward and an update by SGD. It runs on copies: the model stays as it is.
@@ -175,20 +170,15 @@ def _that_fit(
 ) -> tuple[dict[str, Callable[[], object]], str]:
     """Return the forms that run, and in the time there is; and why none of them is in channels_last."""
     first = dict(list(steps.items())[:2])
-    if why:
-        return first, why
-    # As many rounds as give an interval, of all forms; the other layout takes about as long as this one.
-    needed = 2 * _ROUNDS * sum(call_seconds(step, device) for step in first.values())
-    left = start + 0.45 * seconds - time.perf_counter()
-    if needed > left:
-        return (
-            first,
-            f"there was no time for it; {math.ceil(2.5 * (needed - left))} seconds more (--seconds) are enough",
-        )
-    for step in list(steps.values())[2:]:
-        if failed := why_it_fails(step):
-            return first, f"the model does not run there ({failed})"
-    return steps, ""
+    if not why:
+        # As many rounds as give an interval, of all forms; the other layout takes about as long as this one.
+        needed = 2 * _ROUNDS * sum(call_seconds(step, device) for step in first.values())
+        missing = needed - (start + 0.45 * seconds - time.perf_counter())
+        if missing > 0:
+            return first, f"there was no time for it; {math.ceil(2.5 * missing)} seconds more (--seconds) are enough"
+        failed = next(filter(None, map(why_it_fails, list(steps.values())[2:])), "")
+        why = f"the model does not run there ({failed})" if failed else ""
+    return first if why else steps, why
 
 
 def _interval(ratios: Sequence[float]) -> Ratio:

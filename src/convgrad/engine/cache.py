@@ -106,9 +106,18 @@ def open_table(compute: Callable[..., Any]) -> Table | None:
     if native_library.load() is None:
         return None
     library = ctypes.PyDLL(str(native_library.library_path()))
-    addresses = _addresses(library)
-    offset = offset_of_tensor()
-    if addresses is None or offset is None:
+    library.convgrad_aten_names.restype = ctypes.c_char_p
+    names, folder = ("torch_cpu", "torch_python", "torch_cuda", "torch_hip"), Path(torch.__file__).parent / "lib"
+    paths = [path for name in names for suffix in ("so", "dylib") if (path := folder / f"lib{name}.{suffix}").exists()]
+    places: list[Any] = [ctypes.pythonapi, *map(ctypes.CDLL, map(str, paths))]
+    found: list[int] = []  # the addresses of the functions that the library needs, in its order
+    for name in library.convgrad_aten_names().decode().split():
+        function = next((getattr(place, name) for place in places if hasattr(place, name)), None)
+        if function is None and "_cuda_" not in name:
+            return None
+        found.append(0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0)
+    addresses, offset = Struct(f"{len(found)}P").pack(*found), offset_of_tensor()
+    if offset is None:
         return None
     library.convgrad_aten_open.restype = ctypes.py_object
     library.convgrad_aten_open.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.py_object)
@@ -116,18 +125,3 @@ def open_table(compute: Callable[..., Any]) -> Table | None:
     opened.tell(_told)
     _opened = opened
     return opened
-
-
-def _addresses(library: ctypes.PyDLL) -> bytes | None:
-    """Return the addresses of the functions that the library needs, in its order; None if one is missing."""
-    library.convgrad_aten_names.restype = ctypes.c_char_p
-    names, folder = ("torch_cpu", "torch_python", "torch_cuda", "torch_hip"), Path(torch.__file__).parent / "lib"
-    paths = [path for name in names for suffix in ("so", "dylib") if (path := folder / f"lib{name}.{suffix}").exists()]
-    places: list[Any] = [ctypes.pythonapi, *map(ctypes.CDLL, map(str, paths))]
-    addresses = []
-    for name in library.convgrad_aten_names().decode().split():
-        found = next((getattr(place, name) for place in places if hasattr(place, name)), None)
-        if found is None and "_cuda_" not in name:
-            return None
-        addresses.append(0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0)
-    return Struct(f"{len(addresses)}P").pack(*addresses)

@@ -6,6 +6,7 @@ from struct import Struct
 
 from torch import Tensor
 
+from .._compat import usual_strides
 from ..backends import (
     LAUNCH_BYTES,
     TritonBackend,
@@ -13,7 +14,6 @@ from ..backends import (
     operand_format,
     reads_odd_strides,
     runs_as_stated,
-    usual_strides,
 )
 from ..problem import ConvProblem, Outputs, gradient_outputs
 from .plan import SLOTS, Plan, Step, is_prepared, slots_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._compat import profiler_enabled
 from ..backends import Backend, operand_format, runs_as_stated, statable_arguments
 from ..problem import OPERANDS, ConvProblem, Output, Outputs, Role, Slot, add_bias, gradient_outputs, sum_of_bias
-from .events import observed, observers
+from .events import Event, observed, observers
 
 SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 
@@ -152,8 +152,12 @@ class Plan:
             for t in operands
             if not is_prepared(step.backend, self.problem, t)
         )
-        call = partial(self.bind()[i], *args)
-        return observed(self.problem, step.outputs, step.backend.name, self.device, step.reason, call, copies)
+        event = self.event(step.backend.name, step.reason)._replace(outputs=step.outputs, copies=copies)
+        return observed(event, partial(self.bind()[i], *args))
+
+    def event(self, backend: str, reason: str) -> Event:
+        """Return a call that observers are told of."""
+        return Event(self.problem, self.outputs, backend, str(self.device), reason)
 
 
 # ---- the function of a step, and operands in the layout in which its backend takes them ------------------------

@@ -9,6 +9,7 @@ much is gained on which card is measured at the first call (`measure.measurer.wa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from math import prod
 from typing import Literal
 
@@ -54,26 +55,21 @@ def by_rule(p: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[
     # A linear layer is an image of one row in channels_last.
     linear = p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
     for_mkl = linear and not lacking and mkl_at_its_best()
-    for way, why in _on_cpu(p, outputs, lacking):
-        if for_mkl and not _beats_mkl(way, p):
-            break
-        yield way, why
+    kind = kind_of(p, lacking)
+    ways = [
+        (way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average")
+        for way, gain in TABLE.get(kind or "", {}).items()
+        if way != "aten:float32" or worth_converting(p, outputs, lacking)
+    ]
+    if kind == "other":
+        estimates = gains(p, outputs).items()
+        faster = ((way, gain) for way, gain in estimates if gain >= least_gain(p, way))
+        ways = [(way, f"{way} is {gain:.1f}x as fast as PyTorch, by estimate") for way, gain in faster]
+    yield from takewhile(lambda found: not for_mkl or _beats_mkl(found[0], p), ways)
     if patches and "grad_input" in outputs and p.dtype.itemsize <= 4:  # oneDNN has no float64
         yield "aten:patches", "kernels do not overlap, and PyTorch's gradient of the input takes several times as long"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
-
-
-def _on_cpu(p: ConvProblem, outputs: Outputs, lacking: str) -> Iterator[tuple[str, str]]:
-    kind = kind_of(p, lacking)
-    for way, gain in TABLE.get(kind or "", {}).items():
-        if way != "aten:float32" or worth_converting(p, outputs, lacking):
-            yield way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average"
-    if kind != "other":
-        return
-    for way, gain in gains(p, outputs).items():
-        if gain >= least_gain(p, way):
-            yield way, f"{way} is {gain:.1f}x as fast as PyTorch, by estimate"
 
 
 def least_gain(p: ConvProblem, way: str) -> float:

@@ -56,7 +56,7 @@ def _run(plan: Plan, fused: Any, *operands: Tensor | None) -> Tensor:
         return fused(*operands)
     step = plan.steps[0]
     reason = f"{step.reason}, with {'SiLU' if len(operands) == 3 else 'the derivative of SiLU'}"
-    return observed(plan.problem, plan.outputs, step.backend.name, plan.device, reason, partial(fused, *operands))
+    return observed(plan.event(step.backend.name, reason), partial(fused, *operands))
 
 
 class _Silu(torch.autograd.Function):

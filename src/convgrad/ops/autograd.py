@@ -6,7 +6,7 @@ functorch transform, and computes only the gradients that the running backward p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from ..problem import (
     Role,
     add_bias,
     check_backward,
+    contract,
     conv_geometry,
     derivative,
     fold,
@@ -156,7 +157,8 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     return tuple(needs)
 
 
-def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
+def with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
+    """Return a form whose gradients have the layout that PyTorch's would have for these operands."""
     geometry = conv_geometry(weight.shape, *form.arguments)
     return form._replace(memory_format=layout_of(input, weight, geometry))
 
@@ -189,7 +191,7 @@ def _gradients(
             sizes, mask = [form.bias_size] if needs[2] else None, [True, True, needs[2]]
             backward = torch.ops.convgrad.convolution_backward.default
             return backward(cotangent, first.conj(), second.conj(), sizes, *form.arguments, mask)
-        form = _with_layout(form, first, second)
+        form = with_layout(form, first, second)
     roles = CONTRACTED[yields]
     operands = dict(zip(roles, (first, second), strict=True))
     one, two = (
@@ -197,31 +199,6 @@ def _gradients(
         for role, need in zip(roles, needs[:2], strict=True)
     )
     return one, two, sum_of_bias(cotangent, form.bias_size) if needs[2] else None
-
-
-def gradients_of_backward(
-    form: Form,
-    cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return derivatives of a backward for (grad_output, input, weight), masked; of cotangents, None is for zero."""
-    form, found = _with_layout(form, input, weight), dict[Role, Tensor]()
-    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
-    wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
-    of_input, of_weight, of_bias = cotangents
-    given: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
-    for yields, cotangent in given.items():
-        for role in CONTRACTED[yields]:
-            if role in wanted and cotangent is not None:
-                others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                term = derivative(form, yields, role, cotangent, others)
-                found[role] = found[role] + term if role in found else term
-    if of_bias is not None and "output" in wanted:
-        found["output"] = add_bias(found["output"] if "output" in found else torch.zeros_like(grad_output), of_bias)
-    return found.get("output"), found.get("input"), found.get("weight")
 
 
 # ---- kernels at the key --------------------------------------------------------------------------
@@ -262,7 +239,7 @@ def _differentiable(
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
-        form = _with_layout(form, first, second)  # later one of the operands is missing
+        form = with_layout(form, first, second)  # later one of the operands is missing
     call = Call(below, yields, form, active(), transformed)
     if not functorch_active():
         return apply(call, *operands)
@@ -320,12 +297,9 @@ def convolution_backward(
     if not (functorch_active() or forward_ad_active() or _recorded(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
         return _below_autograd(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
-    form, geometry = Form(input.shape, weight.shape, tuple(rest)), conv_geometry(weight.shape, *rest)
-    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
-    options = {"memory_format": layout_of(input, weight, geometry)}
-    ops = torch.ops.convgrad
-    return (
-        ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,
-        ops.grad_weight.default(grad_output, input, weight.shape, *rest, **options) if mask[1] else None,
-        sum_of_bias(grad_output, form.bias_size) if mask[2] else None,
-    )
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, conv_geometry(weight.shape, *rest), mask)
+    form = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight)
+    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
+    grad_input = contract(form, "input", operands) if mask[0] else None
+    grad_weight = contract(form, "weight", operands) if mask[1] else None
+    return grad_input, grad_weight, sum_of_bias(grad_output, form.bias_size) if mask[2] else None

@@ -46,15 +46,6 @@ def meeting(first, last, size, COUNT: tl.constexpr, STEP: tl.constexpr):
     return low, tl.minimum(high, COUNT)
 
 
-@triton.jit
-def weight_at(kd, kh, kw, KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, FLIPPED: tl.constexpr):
-    """Return the index of a kernel position among a channel's weights."""
-    if FLIPPED:
-        return ((KD - 1 - kd) * KH + KH - 1 - kh) * KW + KW - 1 - kw
-    else:
-        return (kd * KH + kh) * KW + kw
-
-
 @triton.jit(do_not_specialize=SIZES)
 def correlate(
     src, weight, bias, out, batch, channels, depth, height, columns, src_depth, src_height, src_columns,
@@ -123,7 +114,8 @@ def correlate(
                         & (exists & (v < src_width))[None, :]
                     )
                     x = tl.load(plane + (t * (src_width * HEIGHT[2]) + v)[None, :], mask=mask_of(ok), other=0.0)
-                    at = weight_at(kd, t[:, None], k, KD, KH, KW, FLIPPED)
+                    at = (kd * KH + t[:, None]) * KW + k
+                    at = KD * KH * KW - 1 - at if FLIPPED else at
                     b = tl.load(taps + at, mask=mask_of(in_band & exists[:, None]), other=0.0)
                     acc = tl.dot(x.to(OPERAND), b.to(OPERAND), acc, input_precision=PRECISION)
 

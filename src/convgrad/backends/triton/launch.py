@@ -164,8 +164,9 @@ class Bound:
     ) -> None:
         self.problem, self.outputs, self.layout = problem, outputs, layout
         self._verify, self._most = verify, most
+        sums_alone = outputs == ("grad_weight",)
         source = "grad_output" if "grad_input" in outputs else "input"
-        centre = "grad_output" if centred or outputs == ("grad_weight",) else "input" if len(outputs) > 1 else source
+        centre = "grad_output" if centred or sums_alone else "input" if len(outputs) > 1 else source
         slots = ("grad_output", "input", "weight")
         if len(outputs) == 1:
             slots = (*OPERANDS[passes_of(outputs)[0]], "bias", centre)
@@ -175,10 +176,10 @@ class Bound:
         weights, biases = prod(problem.weight_shape), problem.out_channels * ("grad_bias" in outputs)
         self._bias_part = 4 * most * weights
         self._scratch = self._bias_part + 4 * most * biases
-        sums = "grad_weight" if "grad_weight" in outputs else outputs[0]
+        sums = "grad_weight" if "grad_weight" in outputs else self.outputs[0]
         bias_sums, bias_scratch = ("grad_bias", "bias scratch") if biases else (sums, "scratch")
         # Where a kernel reads or writes nothing, it gets another tensor.
-        taps, out = (source, source) if outputs == ("grad_weight",) else ("weight", outputs[0])
+        taps, out = (source, source) if sums_alone else ("weight", self.outputs[0])
         self._added: Places = {"partials": "scratch", "out": sums, "bias_partials": bias_scratch, "bias": bias_sums}
         self._adding = cache(lambda count: adding(count, weights, biases))
 

@@ -60,14 +60,9 @@ def last_read(results, axis, adjoint):
 def any_read(first, count, results, axis, adjoint):
     """Whether a patch reads one of these positions at all; a dilated kernel leaves some out."""
     kernel, stride, dilation, low = axis
-    for q in range(results):
-        for k in range(kernel):
-            distance = q + low - k * dilation
-            if adjoint and distance % stride == 0 and first <= distance // stride < first + count:
-                return True
-            if not adjoint and first <= q * stride + k * dilation - low < first + count:
-                return True
-    return False
+    taps = [(q, k * dilation - low) for q in range(results) for k in range(kernel)]
+    read = [(q - k) / stride if adjoint else q * stride + k for q, k in taps]
+    return any(at in range(first, first + count) for at in read)
 
 
 # ---- masks -----------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._compat import channels_last_of, suggests_channels_last
-from ...backends import usual_strides
+from ..._compat import channels_last_of, suggests_channels_last, usual_strides
 from ...errors import DtypeError
 from ...problem import INT32_MAX, ConvProblem, Geometry, conv_geometry, convolution_shape
 
@@ -94,18 +93,10 @@ class ConvCall(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        input: TensorSpec | Tensor,
-        weight: TensorSpec | Tensor,
-        bias: TensorSpec | Tensor | None = None,
-        stride: Ints = 1,
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        transposed: bool = False,
-        output_padding: Ints = 0,
-        groups: int = 1,
-        need_backward: bool | None = None,
-    ) -> ConvCall:
+        cls, input: TensorSpec | Tensor, weight: TensorSpec | Tensor, bias: TensorSpec | Tensor | None = None,
+        stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0,
+        groups: int = 1, need_backward: bool | None = None,
+    ) -> ConvCall:  # fmt: skip
         """Describe operands and arguments, and check them as every convolution of this library does.
 
         Raises:

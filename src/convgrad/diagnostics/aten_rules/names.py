@@ -68,8 +68,10 @@ def _kernel(
     of_cuda: tuple[str, ...] = (), gradients: int = 0,
 ) -> Kernel:  # fmt: skip
     """Return a row; an old name that ends in * stands for itself, its forward and its backward, too."""
-    old = [n + end for name in old_names.split() for n in [name.rstrip("*")]
-           for end in ("", *("_forward", "_backward") * name.endswith("*"))]  # fmt: skip
+    old: list[str] = []
+    for name in old_names.split():
+        stem = name.rstrip("*")
+        old += [stem] if stem == name else [stem, f"{stem}_forward", f"{stem}_backward"]
     names = (*old, *(forward + gradient for gradient in _GRADIENTS[:gradients]))
     backward = f"{forward}_backward" if backward is None else backward
     return Kernel(tuple(backends.split()), forward, backward, names, note, autograd, temporaries, of_backward, of_cuda)

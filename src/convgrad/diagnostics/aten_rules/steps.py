@@ -65,19 +65,11 @@ class Decision:
 
 
 def select_conv_backend(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    bias: TensorSpec | Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    device: DeviceLike = None,
+    input: TensorSpec | Tensor | ConvProblem, weight: TensorSpec | Tensor | None = None,
+    bias: TensorSpec | Tensor | None = None, stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1,
+    transposed: bool = False, output_padding: Ints = 0, groups: int = 1, *, device: DeviceLike = None,
     need_backward: bool | None = None,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Return which of ATen's backends computes this convolution, with every rule and the value that decided it.
 
     PyTorch chooses once for the forward pass; its backward chooses again, for both gradients together, with
@@ -102,12 +94,7 @@ def select_conv_backend(
 
 
 def described_call(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    *args: Any,
-    device: DeviceLike = None,
-    need_backward: bool | None = None,
-    **kwargs: Any,
+    input: Any, weight: Any = None, *args: Any, device: DeviceLike = None, need_backward: Any = None, **kwargs: Any
 ) -> tuple[ConvCall, Machine]:
     """Return the call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):

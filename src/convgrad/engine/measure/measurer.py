@@ -294,11 +294,17 @@ def _compared(
 ) -> Measurement | None:
     """Measure these ways once more, on given operands or random ones, and keep the result; None if none can run."""
     known = find(problem, outputs, device) or Measurement()
-    wrong = known.wrong.copy()
+    wrong, check = known.wrong.copy(), _state.check
     for way, steps in ways.items():
-        unseen = way not in wrong and not (known.same and way in known.times)
-        if unseen and (why := _wrong(problem, steps, device)):
-            wrong[way] = why
+        seen = way in wrong or (known.same and way in known.times)
+        for step in () if seen else steps:
+            backend = step.backend
+            trusted = backend.name == "aten" or backend.checks_itself  # ATen is never banned
+            if not trusted and check and (why := check(backend, problem, step.outputs, device)):
+                text = f"the backend {backend.name!r} is not used for {problem}, it is wrong there: {why}"
+                warn_user(text, RuntimeWarning)
+                wrong[way] = why
+                break
     ways = {way: steps for way, steps in ways.items() if way not in wrong}
     if not ways:
         return None
@@ -314,17 +320,6 @@ def _compared(
     if not times:
         return None
     return add(problem, outputs, device, Measurement({w: (t,) for w, t in times.items()}, wrong | raised))
-
-
-def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:
-    """Check a candidate's result; warn and return the reason against it. ATen is never banned."""
-    for step in steps:
-        check = None if step.backend.name == "aten" or step.backend.checks_itself else _state.check
-        if why := check(step.backend, problem, step.outputs, device) if check else "":
-            text = f"the backend {step.backend.name!r} is not used for {problem}, it is wrong there: {why}"
-            warn_user(text, RuntimeWarning)
-            return why
-    return ""
 
 
 def _comparison(

@@ -134,20 +134,18 @@ def alone(wait: float = 0.0) -> Iterator[bool]:
             if where is not None:
                 where.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=0, isolation_level=None)))
-                while not (free := _locked(lock)) and time.monotonic() < end:
+                while True:
+                    try:
+                        lock.execute("BEGIN EXCLUSIVE")
+                    except sqlite3.Error as error:
+                        free = "locked" not in str(error)
+                    if free or time.monotonic() >= end:
+                        break
                     time.sleep(_PAUSE)  # not in SQLite, which would go on when the user interrupts
+                    free = True
         yield free
     if wait:
         time.sleep(2 * _PAUSE)  # or others that wait would never have their turn
-
-
-def _locked(file: Any) -> bool:
-    """Lock the file of a connection; return whether no other process has it locked."""
-    try:
-        file.execute("BEGIN EXCLUSIVE")
-    except Exception as error:
-        return "locked" not in str(error)
-    return True
 
 
 def _checksum(kind: str, key: str, value: bytes) -> str:

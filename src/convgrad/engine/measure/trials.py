@@ -63,10 +63,10 @@ def _calls(
     if "grad_bias" in outputs and not any("grad_bias" in s.outputs for s in steps) and len(passes_of(outputs)) > 1:
         kernels.append((sum_of_bias, (SLOTS.index(of_bias),), ()))
 
-    def call(operands: dict[int, Tensor]) -> list[Any]:
-        return [kernel(*[operands[i] for i in slots], *bias) for kernel, slots, bias in kernels]
+    def run(calls: list[Call]) -> list[Any]:
+        return [call() for call in calls]
 
-    return [partial(call, operands) for operands in sets]
+    return [partial(run, [partial(k, *[s[i] for i in slots], *bias) for k, slots, bias in kernels]) for s in sets]
 
 
 def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
