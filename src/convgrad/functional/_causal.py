@@ -57,11 +57,9 @@ def causal_conv1d(
         activation: ``"silu"`` (also called ``"swish"``), applied to the result.
 
     Shape:
-        - x: (N, D, L); with ``layout="NLC"`` (N, L, D)
-        - weight: (D, K), bias: (D,)
+        - x and result: (N, D, L); with ``layout="NLC"`` (N, L, D)
+        - weight: (D, K), bias: (D,); seq_idx: (N, L), integers
         - initial_state and state: (N, D, K - 1); with ``layout="NLC"`` (N, K - 1, D)
-        - seq_idx: (N, L), integers
-        - result: as x
 
     Raises:
         ShapeError, DtypeError: operands that do not belong together (both RuntimeError).
@@ -126,11 +124,9 @@ def causal_conv1d_update(
         activation, layout: as in `causal_conv1d`, and so are the errors.
 
     Shape:
-        - x: (N, D) or (N, D, L); with ``layout="NLC"`` (N, D) or (N, L, D)
+        - x and result: (N, D) or (N, D, L); with ``layout="NLC"`` (N, D) or (N, L, D)
         - conv_state: (N, D, S) with S >= K - 1; with ``layout="NLC"`` (N, S, D); N may differ with conv_state_indices
-        - weight: (D, K), bias: (D,)
-        - cache_seqlens, conv_state_indices: (N,), integers
-        - result: as x
+        - weight: (D, K), bias: (D,); cache_seqlens, conv_state_indices: (N,), integers
 
     Equivalent to:
         >>> import torch, convgrad

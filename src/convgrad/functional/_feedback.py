@@ -30,15 +30,7 @@ def feedback_convolution(
     not the second derivatives of any function, so a Hessian made from them need not be symmetric. Forward mode
     transposes nothing, so its derivatives are those of `convolution`.
 
-    Args:
-        padding: as in `convolution`.
-        layout: as in `conv1d`, for input and result in 1-D.
-
-    Shape:
-        - input: (N, C_in, *in), or without N
-        - weight, feedback_weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
-        - bias: (C_out,)
-        - result: (N, C_out, *out), or without N
+    Arguments and shapes are those of `convolution`, or without N; the layout, in 1-D, is that of `conv1d`.
 
     Raises:
         ShapeError, DtypeError: as `convolution`; a feedback_weight of another shape, dtype or device than weight's.

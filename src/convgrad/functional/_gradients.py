@@ -70,7 +70,7 @@ def grad_weight(
         - result: ``weight_size``; per sample (N, *weight_size)
 
     Raises:
-        ShapeError: a grad_output that is not of the shape of the output.
+        ShapeError: as `grad_input`.
 
     Equivalent to:
         >>> import torch, convgrad

@@ -34,12 +34,7 @@ def per_sample_norms(
         bias: return the norm of the gradients of weight and bias together.
 
     Shape:
-        - weight_size, input, grad_output: as in `grad_weight`
-        - result: (N,), real; float32 for operands of 16 bits
-
-    Raises:
-        ShapeError: a grad_output that is not of the shape of the output.
-        DtypeError: operands of different dtypes or devices.
+        as of `grad_weight`, whose errors it has, too; the result is (N,), real, float32 for operands of 16 bits
 
     Equivalent to:
         >>> import torch, convgrad

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -52,11 +51,13 @@ def _convolution(
     func: Rule, x: DTensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> DTensor:
     """A convolution or a transposed one, by this library's operators and their own rules under DTensor."""
-    mesh = x.device_mesh
-    operands = [
-        t if t is None or isinstance(t, DTensor) else _replicated(t, mesh, name)
-        for name, t in (("weight", weight), ("bias", bias))
-    ]
+    everywhere, operands = [Replicate()] * x.device_mesh.ndim, [weight, bias]
+    for i, (name, t) in enumerate((("weight", weight), ("bias", bias))):
+        if t is not None and not isinstance(t, DTensor):
+            own = t if torch.is_grad_enabled() else t.detach()
+            whole = DTensor.from_local(own, x.device_mesh, everywhere, run_check=False)
+            # It does nothing, but backwards it brings together what the processes have of the gradient.
+            operands[i] = redistribute(whole, everywhere, name)
     result = getattr(functional, func.__name__, func)(x, *operands, *args, **kwargs)
     # The cheapest way for one convolution may leave partial sums or another dimension sharded: the plan is kept.
     return result if result.placements == x.placements else redistribute(result, x.placements, "output")
@@ -83,13 +84,6 @@ def circular_convolution(
         circular=True,
     )  # fmt: skip
     return joined_like(x, result, shape)
-
-
-def _replicated(t: Tensor, mesh: DeviceMesh, what: str) -> DTensor:
-    everywhere = [Replicate()] * mesh.ndim
-    t = t if torch.is_grad_enabled() else t.detach()
-    # The second step does nothing, but backwards it brings together what the processes have of the gradient.
-    return redistribute(DTensor.from_local(t, mesh, everywhere, run_check=False), everywhere, what)
 
 
 #: The rules of all other functions; an N in a name is 1, 2 or 3.

@@ -86,11 +86,8 @@ def _checked_plan(mesh: DeviceMesh, plan: Placement | Sequence[Placement]) -> tu
     if len(placements) != mesh.ndim:
         raise ShapeError(f"expected a placement for each of {mesh.ndim} mesh dimensions, but got {list(placements)}")
     dims = [p.dim for p in placements if isinstance(p, Shard)]
-    if (
-        len(dims) + sum(p.is_replicate() for p in placements) != mesh.ndim
-        or len(set(dims)) < len(dims)
-        or min(dims, default=0) < 0
-    ):
+    known = len(dims) + sum(p.is_replicate() for p in placements) == mesh.ndim
+    if not known or len(set(dims)) < len(dims) or min(dims, default=0) < 0:
         raise ShapeError(
             f"expected Replicate, or Shard of a different dimension from 0 each, but got {list(placements)}"
         )
