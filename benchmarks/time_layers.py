@@ -26,7 +26,7 @@ from torch import Tensor
 from convgrad._compat import channels_last_of
 from convgrad.backends import COPY
 from convgrad.cli.models import explained
-from convgrad.cli.options import LAYOUTS
+from convgrad.cli.options import LAYOUTS, OfModel
 from convgrad.cli.problem_arguments import read_problems
 from convgrad.cli.tune import Job, jobs_of
 from convgrad.diagnostics import Limits, Machine, limits_of
@@ -102,7 +102,7 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
     images, shape = takes_images(name), "" if ":" in name else shape_of(name, batch, size)
     if channels_last and not images:
         return []
-    result = explained(name, Machine.here(), torch.float32, channels_last, shape)
+    result = explained(name, Machine.here(), OfModel(shape, last=channels_last))
     return [layer.problem for layer in result if layer.kind != "Linear"]
 
 

@@ -13,11 +13,12 @@ both, of compiled models and of autocast. The losses are compared first; then st
 from __future__ import annotations
 
 import copy
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -27,12 +28,14 @@ from result_rows import CONDITIONS, Row, models_named, options_of, run_rows, sha
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+import convgrad
 from convgrad.cli.models import build, example_input, in_channels_last
 from convgrad.cli.options import LAYOUTS
 from convgrad.cli.tune import jobs_of, measure_all
 from convgrad.diagnostics import Explanation, explain
-from convgrad.engine import by_rules_alone, cache
+from convgrad.engine import cache
 from convgrad.engine.measure import Ratio, compare
+from convgrad.engine.registry import load_recorded
 from convgrad.models import accelerate_, arguments
 from convgrad.tables import Table
 
@@ -110,6 +113,21 @@ def _scaled(model: nn.Module, name: str, channels_last: bool, seconds: float, au
     if result is None:
         raise RuntimeError(f"{name!r} takes no images; its function may return (nn.Module, example_inputs)") from error
     return result
+
+
+@contextmanager
+def by_rules_alone() -> Iterator[None]:
+    """Choose as if nothing had been measured here; what PyTorch was found to get wrong is avoided all the same."""
+    load_recorded()
+    before = os.environ.get("CONVGRAD_CACHE", "")
+    os.environ["CONVGRAD_CACHE"] = "off"
+    cache.invalidate()
+    try:
+        with convgrad.measure(False):
+            yield
+    finally:
+        os.environ["CONVGRAD_CACHE"] = before
+        cache.invalidate()
 
 
 def timed_step(

@@ -28,8 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend
-from convgrad.backends.triton.launch import bound, bound_bands
-from convgrad.backends.triton.start import ALL_REGISTERS, PROGRAMS, Launch
+from convgrad.backends.triton.launch import ALL_REGISTERS, PROGRAMS, Launch, bound, bound_bands
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 
 #: Name, target, and the shared memory in bytes that one program may take there.

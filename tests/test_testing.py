@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from convgrad.backends.im2col import Im2colBackend
@@ -28,7 +28,7 @@ def test_the_strategy_reaches_every_corner() -> None:
         lambda p: any(high < 0 for _, high in p.padding),
         lambda p: max(p.dilation) > 1 and max(p.stride) > 2,
     ):
-        assert what(find(problems(), what, settings=settings(max_examples=5000)))
+        assert what(find(problems(), what, settings=settings(max_examples=5000, phases=[Phase.generate])))  # any one
 
 
 @given(problems(largest=8), st.sampled_from(("forward", "grad_input", "grad_weight")), st.integers(0, 99))

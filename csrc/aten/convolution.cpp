@@ -107,7 +107,7 @@ struct Launches {
   CudaLaunch launches[kMost];
 };
 
-// Part of a call: which results it computes, and how. `engine/table.py` packs the same bytes.
+// Part of a call: which results it computes, and how. `engine/entry.py` packs the same bytes.
 struct Step {
   int32_t kind, results;  // bit i: result i
   union {
@@ -645,7 +645,7 @@ python_error::~python_error() {
     if (object) aten::f.Py_DecRef(object);
 }
 
-// ---- what engine/table.py calls, with the GIL ---------------------------------------------------------------------
+// ---- what engine/cache.py calls, with the GIL ---------------------------------------------------------------------
 
 // The names whose addresses `convgrad_aten_open` takes, in their order.
 CONVGRAD_EXPORT const char* convgrad_aten_names(void) { return aten::names; }

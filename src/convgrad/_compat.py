@@ -6,8 +6,9 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -39,26 +40,21 @@ def lock_over_forks() -> Any:
 
 
 def _before_fork() -> None:
-    """Acquire all locks. It waits for one only while it holds no other, so their order does not matter."""
-    first = 0
+    """Acquire all locks, but wait for none while holding another, so that their order does not matter."""
     while True:
-        wanted = _locks[first:] + _locks[:first]
-        held = 0
-        for held, lock in enumerate(wanted):
-            if not lock.acquire(blocking=held == 0):
+        for lock in [*_locks]:
+            if not lock.acquire(blocking=False):
                 break
+            _locked.append(lock)
         else:
-            _locked[:] = wanted
             return
-        for lock in wanted[:held]:
-            lock.release()
-        first = _locks.index(wanted[held])
+        _after_fork()
+        time.sleep(1e-4)
 
 
 def _after_fork() -> None:
-    for lock in _locked:
-        lock.release()
-    _locked.clear()
+    while _locked:
+        _locked.pop().release()
 
 
 if hasattr(os, "register_at_fork"):
@@ -129,6 +125,20 @@ accumulate_dtype: Callable[[torch.dtype], torch.dtype] = _prims.get_computation_
 def channels_last_of(ndim: int) -> torch.memory_format:
     """Return the channels_last format of a tensor with ``ndim`` spatial dimensions (1-d: contiguous)."""
     return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
+
+
+def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
+    """Return the strides of a new tensor.
+
+    A meta tensor would say the same, but is seen by whoever watches allocations; PyTorch's own functions would, but
+    import sympy, which takes half a second.
+    """
+    last = len(shape) - 1
+    strides, step = [0] * len(shape), 1
+    for dim in (1, *range(last, 1, -1), 0) if channels_last else range(last, -1, -1):
+        strides[dim] = step
+        step *= shape[dim] if channels_last else max(shape[dim], 1)
+    return tuple(strides)
 
 
 def onednn_limit() -> str:

@@ -222,16 +222,22 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     transposed, last, defined = "transpose" in name, name.rpartition("_")[2], given.pop("bias_defined", False)
     if last == "backward":
         return _gradients(**given, transposed=transposed)
-    if last == "input" and transposed:
-        return _transposed_grad_input(name, **given)
-    if last == "input":
+    if last == "input" and not transposed:
         return functional.grad_input(**given)
+    if last == "input":
+        grad_output, size = given.pop("grad_output"), given.pop("input_size", None)
+        result = functional.convolution(grad_output, **given)
+        if size is not None and tuple(result.shape) != tuple(size):
+            raise ShapeError(
+                f"{name}: grad_output of size {list(grad_output.shape)} belongs to an input "
+                f"of size {list(result.shape)}, but got input_size={list(size)}"
+            )
+        return result
     if last == "weight" and transposed:
-        return functional.grad_weight(given.pop("grad_output"), grad_output=given.pop("input"), **given)
-    if last == "weight":
-        return functional.grad_weight(**given)
-    if last == "weights":
-        return functional.grad_weight(**given), functional.grad_bias(given["grad_output"]) if defined else None
+        given["input"], given["grad_output"] = given["grad_output"], given["input"]
+    if last in ("weight", "weights"):
+        result = functional.grad_weight(**given)
+        return result if last == "weight" else (result, functional.grad_bias(given["grad_output"]) if defined else None)
     return functional.convolution(**given, transposed=transposed)
 
 
@@ -240,18 +246,6 @@ def _gradients(output_mask: Sequence[bool], **given: Any) -> tuple[Tensor | None
         raise ShapeError(f"expected output_mask to have 2 or 3 entries, but got output_mask={list(output_mask)}")
     mask = [*map(bool, output_mask), False][:3]
     return functional.convolution_backward(**given, output_mask=mask)[: len(output_mask)]
-
-
-def _transposed_grad_input(
-    name: str, grad_output: Tensor, input_size: Sequence[int] | None = None, **given: Any
-) -> Tensor:
-    result = functional.convolution(grad_output, **given)
-    if input_size is not None and tuple(result.shape) != tuple(input_size):
-        raise ShapeError(
-            f"{name}: grad_output of size {list(grad_output.shape)} belongs to an input "
-            f"of size {list(result.shape)}, but got input_size={list(input_size)}"
-        )
-    return result
 
 
 def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:

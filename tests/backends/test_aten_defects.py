@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import convgrad
-from convgrad.backends import DEFECTS, Defect, usual_strides, warn_of
+from convgrad._compat import usual_strides
+from convgrad.backends import DEFECTS, Defect, warn_of
 from convgrad.backends.aten import AtenBackend, pytorchs_call
 from convgrad.check.child import Child
 from convgrad.diagnostics import explain_problem

@@ -307,32 +307,45 @@ def test_without_a_library_there_is_a_reason(tmp_path: Path, monkeypatch: pytest
     assert "not installed" in reason
 
 
-LOAD = "import convgrad.backends._native_library as l, os; os.chdir('/'); print(l.instruction_set(), len(l.digest()))"
+#: A fork for each name; all have PyTorch, and none has this library before.
+LOAD = """
+import os, sys, torch
+for value in sys.argv[1:]:
+    if os.fork() == 0:
+        os.environ["CONVGRAD_NATIVE_LIBRARY"] = value
+        try:
+            import convgrad.backends._native_library as library
+            os.chdir("/")
+            print(library.instruction_set(), len(library.digest()), flush=True)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-def loaded_from(value: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CONVGRAD_NATIVE_LIBRARY": value}
+def loaded_from(folder: Path, *values: str) -> list[str]:
+    """What each name of a library gives, in a folder."""
     source = str(Path(convgrad.__file__).parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, environment.get("PYTHONPATH"))))
-    command = [sys.executable, "-c", LOAD]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-c", LOAD, *values]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("value", ["mine.so", "./mine.so", "{}/mine.so", "below/../mine.so"])
-def test_a_library_named_by_a_relative_path_is_loaded(value: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_library_named_by_a_path(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
-    shutil.copy(library.library_path(), tmp_path / "mine.so")
-    done = loaded_from(value.format(tmp_path), tmp_path)
-    assert done.stdout.split() == [library.instruction_set(), "8"], done.stderr
-
-
-@pytest.mark.parametrize("value", ["none.so", "./none.so", "text.so", "libm.so.6", "."])
-def test_a_wrong_name_of_a_library_is_an_error(value: str, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("no library")
-    done = loaded_from(value, tmp_path)
-    assert done.returncode == 1
-    error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith(f"ValueError: CONVGRAD_NATIVE_LIBRARY={value!r} names no library that can be used: ")
+    shutil.copy(library.library_path(), tmp_path / "mine.so")
+    right = ["mine.so", "./mine.so", f"{tmp_path}/mine.so", "below/../mine.so"]
+    wrong = ["none.so", "./none.so", "text.so", "libm.so.6", "."]
+    loaded = loaded_from(tmp_path, *right, *wrong)
+    assert loaded[: len(right)] == [f"{library.instruction_set()} 8"] * len(right)
+    for value, error in zip(wrong, loaded[len(right) :], strict=True):
+        assert error.startswith(f"ValueError: CONVGRAD_NATIVE_LIBRARY={value!r} names no library that can be used: ")
 
 
 def test_a_forked_child_does_not_hang() -> None:

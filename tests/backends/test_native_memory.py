@@ -94,14 +94,15 @@ def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tenso
     Padding is no position of a tensor and takes part in no term."""
 
     def count(a: Tensor, b: Tensor) -> Tensor:
-        return product(a.double(), b.double()).round()
+        none = torch.zeros((), dtype=torch.float64)
+        return product(a.double(), b.double()).round() if a.any() and b.any() else none
 
     inf, finite = torch.inf, a.isfinite()
     small_up, small_down = (a > 0) & finite, (a < 0) & finite
     up = count(a == inf, b > 0) + count(a == -inf, b < 0) + count(small_up, b == inf) + count(small_down, b == -inf)
     down = count(a == inf, b < 0) + count(a == -inf, b > 0) + count(small_up, b == -inf) + count(small_down, b == inf)
     undefined = count(a.isnan(), torch.ones_like(b)) + count(torch.ones_like(a), b.isnan())
-    undefined += count(a.isinf(), b == 0) + count(a == 0, b.isinf())
+    undefined = undefined + count(a.isinf(), b == 0) + count(a == 0, b.isinf())
     result = product(*(x.double().nan_to_num(0, 0, 0) for x in (a, b)))
     result = result.masked_fill(up > 0, inf).masked_fill(down > 0, -inf)
     return result.masked_fill((undefined > 0) | ((up > 0) & (down > 0)), torch.nan)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convgrad.backends.strides import tidy, usual_strides
+from convgrad._compat import usual_strides
+from convgrad.backends.aten_defects import tidy
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 4, 5), (1, 3, 2, 4, 5)])

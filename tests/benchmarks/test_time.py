@@ -23,6 +23,7 @@ import time_steps  # noqa: E402
 
 from convgrad.cli import models  # noqa: E402
 from convgrad.cli.models import MODELS, Model  # noqa: E402
+from convgrad.cli.options import OfModel  # noqa: E402
 from convgrad.diagnostics import Limits  # noqa: E402
 from convgrad.engine import measurements, trials  # noqa: E402
 from convgrad.engine.measure import measurer  # noqa: E402
@@ -156,7 +157,7 @@ def test_steps_in_each_layout_by_rules_and_measured(tmp_path: Path, capsys: Any)
         assert (r["batch"], r["size"], r["convolutions"], r["note"]) == ("2", "16", "2", "")
         assert float(r["stock_ms"]) / float(r["ours_ms"]) == pytest.approx(float(r["speed"]), rel=2e-3)
     assert {r["choice"] for r in found} == {"rules"}
-    assert measurements.entries() == {}
+    assert measurements.exported() == []
     assert time_steps.main([*command, "--resume"]) == 0
     assert rows(file) == found
     assert time_steps.main([*command, "--resume", "--measure", "--layout", "contiguous"]) == 0
@@ -270,7 +271,7 @@ def test_every_file_of_layers_is_one(file: Path) -> None:
 
 def test_efficientnet_has_signals_as_a_trained_one_has() -> None:
     pytest.importorskip("transformers")
-    model, images = models.with_inputs("efficientnet_b0", "cpu", shape="2x3x32x32")
+    model, images = models.with_inputs("efficientnet_b0", "cpu", OfModel("2x3x32x32"))
     assert 0.1 < model.train()(images).last_hidden_state.std() < 10
 
 

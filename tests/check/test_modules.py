@@ -69,7 +69,9 @@ def test_a_wrong_backward_of_a_module() -> None:
 
 
 @pytest.mark.usefixtures("brief_search")
-def test_functions() -> None:
+def test_functions(monkeypatch: pytest.MonkeyPatch, brief_search: None) -> None:
+    monkeypatch.setattr("convgrad.check.problem_set._MOST", 30)
+
     def forward(input: Tensor, weight: Tensor, stride: Any) -> Tensor:
         return F.conv2d(input, weight, stride=stride)
 

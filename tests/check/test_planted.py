@@ -10,7 +10,7 @@ from convgrad import CheckError
 from .planted import FORWARD, GRADIENTS, RIGHT, WIDE
 
 #: Those that take seconds to find; the others are found in tenths of one.
-LONG = {"65,535 planes", "more than 64 columns", "more than 64 images", "three images and more"}
+LONG = {"crash at 64x64", "65,535 planes", "more than 64 columns", "more than 64 images", "three images and more"}
 #: Two of the right ones are checked for a short time; all are for long.
 SHORT = ("depthwise", "one layer of one network")
 #: What accepts so little that the user names a problem.

@@ -192,6 +192,7 @@ def test_time_is_limited() -> None:
     assert "not verified" in backend.summary
 
 
+@pytest.mark.usefixtures("brief_search")
 def test_a_kernel_that_accepts_one_problem() -> None:
     """It is named, and the check can say no more than that the kernel is right for this one."""
     only = ConvProblem.parse("g34mb2ic34ih12iw12oc34oh7ow3kh6kw10")
@@ -224,7 +225,7 @@ def test_what_was_skipped_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_named_problem_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convgrad.check.problem_set._SECONDS", 0.1)
     monkeypatch.setattr(speed, "measure", lambda *_: ())
-    only = ConvProblem.parse("mb8ic64ih56oc64kh3ph1")
+    only = ConvProblem.parse("mb2ic64ih56oc64kh3ph1")
     options: dict[str, Any] = {"accepts": lambda p: p == only, "problems": only, "prefer": False, "seconds": 0.2}
     assert passed(convgrad.register("one", forward=right, **options)) == 1
     with pytest.raises(CheckError, match="its forward is wrong"):

@@ -15,9 +15,9 @@ pytest.importorskip("typer")
 
 from convgrad.backends import aten_defects
 from convgrad.cli.app import run
-from convgrad.engine import Found, by_rules_alone, choose, measurements, record
-from convgrad.engine.found import load
+from convgrad.engine import Found, choose, measurements, record
 from convgrad.engine.measure import measurer
+from convgrad.engine.registry import load_recorded
 from convgrad.problem import ConvProblem, Output
 
 OWN = """
@@ -137,14 +137,13 @@ def test_by_the_rules_what_pytorch_gets_wrong_is_avoided(monkeypatch: pytest.Mon
     measurements.add(problem, outputs, cpu, measurements.Measurement({"aten": [1.0]}))
     record(Found(problem, "forward", "a test", ""))
     aten_defects.found.clear()
-    load.cache_clear()
+    load_recorded.cache_clear()
     try:
-        with by_rules_alone():
-            (step,) = choose(problem, outputs, cpu)
+        (step,) = choose(problem, outputs, cpu, stored=False)
         assert step.backend.name != "aten"
         assert not step.reason.startswith("measured")
     finally:
-        load.cache_clear()
+        load_recorded.cache_clear()
 
 
 def test_steps_under_autocast_with_every_convolution_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +154,5 @@ def test_steps_under_autocast_with_every_convolution_measured(capsys: pytest.Cap
     ):
         steps(capsys, "own_models:tiny", "--input", "2x3x16x16", "--autocast", "--measure")
     assert ("Conv2d", torch.bfloat16) in seen
-    assert any("bfloat16" in key for key in measurements.entries())
-    assert {len(times) for m in measurements.entries().values() for times in m["times"].values()} >= {
-        measurements.SETTLED
-    }
+    assert any("bfloat16" in row["problem"] for row in measurements.exported())
+    assert {len(times) for m in measurements.exported() for times in m["times"].values()} >= {measurements.SETTLED}

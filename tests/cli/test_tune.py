@@ -53,11 +53,10 @@ class Positive(torch.nn.Conv2d):
 
 def counts() -> dict[str, int]:
     """Output and problem -> how often it was measured, those that stand for similar ones left out."""
-    rows = ((key.split(" | "), value) for key, value in measurements.entries().items())
     return {
-        f"{outputs} {problem}": len(next(iter(value["times"].values())))
-        for (_, outputs, problem), value in rows
-        if not outputs.startswith("about ")
+        f"{row['outputs']} {row['problem']}": len(next(iter(row["times"].values())))
+        for row in measurements.exported()
+        if not row["outputs"].startswith("about ")
     }
 
 
@@ -169,15 +168,15 @@ def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> Non
     here = environment(torch.device("cpu"))
     assert {c["machine"] for c in content["choices"]} == {here}
     assert {c["problem"] for c in content["choices"]} >= {SMALL}
-    before = measurements.entries()
+    before = measurements.exported()
     other = json.loads(json.dumps(content).replace(here, f"cpu of another kind; {here}"))
     (folder / "other.json").write_text(json.dumps(other))
     assert run(["tune", "--forget"]) == 0
-    assert measurements.entries() == {}
+    assert measurements.exported() == []
     capsys.readouterr()
     assert run(["tune", "--import", "choices.json"]) == 0
     assert run(["tune", "--import", "choices.json"]) == 0  # once more changes nothing
-    assert measurements.entries() == before
+    assert measurements.exported() == before
     assert run(["tune", "--import", "other.json"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said == ["choices for 1 problem read, 1 of them for this kind of machine"] * 2 + [
@@ -221,7 +220,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
     assert capsys.readouterr().err.startswith("convgrad: bad.json holds no exported choices")
     assert run(["tune", "--import", "none.json"]) == 2
     assert capsys.readouterr().err.startswith("convgrad: there is no file 'none.json' (hint: ")
-    assert measurements.entries() == {}
+    assert measurements.exported() == []
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ def work():
     {CONV}
 if __name__ == "__main__":
     work()
-    context = multiprocessing.get_context(sys.argv[1])
-    some = [context.Process(target=work) for _ in range(2)]
+    contexts = map(multiprocessing.get_context, sys.argv[1:])
+    some = [context.Process(target=work) for context in contexts for _ in range(2)]
     [p.start() for p in some]
     [p.join() for p in some]
-    assert [p.exitcode for p in some] == [0, 0]
+    assert [p.exitcode for p in some] == [0] * len(some)
 """
 LOADER = f"""
 import torch
@@ -43,7 +43,13 @@ child = os.fork()
 if child: os.waitpid(child, 0)
 sys.exit(5)
 """
-LATE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch; {CONV}; ENDS'])"
+#: One interpreter after the other: a plain one, one that ends at once, and one that imports convgrad first.
+INTERPRETERS = f"""
+import subprocess, sys
+for first, last in ("sys", "1"), ("sys", "import os; os._exit(0)"), ("convgrad", "1"):
+    code = f"import {{first}}, sys, torch; assert sys.customized; {CONV}; {{last}}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
 RANK = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -86,12 +92,12 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("how", multiprocessing.get_all_start_methods())
-def test_multiprocessing(run, how):
-    status, calls, said = run(PROCESS, how)
+def test_multiprocessing(run):
+    methods = multiprocessing.get_all_start_methods()
+    status, calls, said = run(PROCESS, *methods)
     assert status == 0, said
-    assert calls == {"forward": 3}
-    assert "2 child processes added up" in said
+    assert calls == {"forward": 1 + 2 * len(methods)}
+    assert f"{2 * len(methods)} child processes added up" in said
     assert "signal" not in said
 
 
@@ -110,32 +116,28 @@ def test_a_process_that_the_script_forks_ends_where_the_script_does_and_reports_
     assert said.count("convgrad's choice: 3 calls") == said.count("choice") == 1
 
 
-@pytest.mark.parametrize(("ends", "told"), [("sys", False), ("import os; os._exit(0)", True)])
-def test_a_new_interpreter_and_one_that_ends_at_once(run, ends, told):
-    status, calls, said = run(LATE.replace("ENDS", ends.replace("sys", "1")))
-    assert status == 0, said
-    assert calls == {"forward": 1}
-    assert ("1 child process ended by a signal" in said) is told
-
-
-def test_a_child_that_imports_convgrad_first_and_has_a_sitecustomize(run, tmp_path, monkeypatch):
+def test_new_interpreters_which_have_a_sitecustomize(run, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.customized = True")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    code = "import sys, convgrad, torch; assert sys.customized; " + CONV
-    status, calls, said = run(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)")
+    status, calls, said = run(INTERPRETERS)
     assert status == 0, said
-    assert calls == {"forward": 1}
+    assert calls == {"forward": 3}
+    assert "1 child process ended by a signal" in said
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without torch.distributed")
-@pytest.mark.parametrize("accelerate", [False, True])
-def test_torchrun_with_two_processes(run, accelerate):
+@pytest.mark.parametrize("accelerate", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_torchrun_with_two_processes(run, accelerate, tmp_path):
     start = "'torch.distributed.run', ['--nproc-per-node', '2', 'script.py'], module=True"
-    status, calls, said = run(RANK, options=f"{start}, accelerate={accelerate}")
+    trace = tmp_path / "step.json" if accelerate else None
+    status, calls, said = run(RANK, options=f"{start}, accelerate={accelerate}, trace={trace and str(trace)!r}")
     assert status == 0, said
     assert calls["forward"] == 12
     assert "2 child processes added up" in said
     assert ("DistributedDataParallel: " in said and " normalizations" in said) is accelerate
+    written = [tmp_path / f"step.rank{rank}.json" for rank in (0, 1)] if accelerate else []
+    assert sorted(tmp_path.glob("step*")) == written
+    assert all(f"third training step, for Perfetto or chrome://tracing: {path}" in said for path in written)
 
 
 def test_the_environment_is_as_before(tmp_path):

@@ -22,7 +22,7 @@ from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics import Explanation, ModelExplanation, explain, explain_problem, trace
 from convgrad.diagnostics.aten_rules import Machine, TensorSpec
-from convgrad.diagnostics.capture import _run, capture, problem_on
+from convgrad.diagnostics.capture import _run, capture
 from convgrad.engine import register, use_backend
 from convgrad.engine.registry import backends
 from convgrad.errors import ShapeError
@@ -327,8 +327,8 @@ def test_layouts_on_the_way_are_those_of_a_real_run(last: bool, mkldnn: bool) ->
         x = x.to(memory_format=torch.channels_last)
     torch._C._set_mkldnn_enabled(mkldnn)
     here = Machine.here()
-    described = [problem_on(here, c.call) for c in capture(net, (x,), {}, here)]
-    assert described == [problem_on(here, c.call) for c in _run(net, (x,), {}, None)]
+    described = [c.problem for c in capture(net, (x,), {}, here, OUTPUTS)]
+    assert described == [c.problem for c in _run(net, (x,), {}, here, OUTPUTS, meta=False)]
 
 
 class WithoutAutocast(nn.Module):
@@ -349,8 +349,8 @@ class WithoutAutocast(nn.Module):
 def test_under_autocast_as_in_a_real_run(given: torch.dtype) -> None:
     net, x, here = WithoutAutocast(), torch.randn(32, 3, 19, 19).to(given), Machine.here()
     with torch.autocast("cpu", torch.bfloat16):
-        described = [problem_on(here, c.call) for c in capture(net, (x,), {}, here)]
-        real = [problem_on(here, c.call) for c in _run(net, (x,), {}, None)]
+        described = [c.problem for c in capture(net, (x,), {}, here, OUTPUTS)]
+        real = [c.problem for c in _run(net, (x,), {}, here, OUTPUTS, meta=False)]
         linear = explain(net.linear, torch.randn(32 * 64 * torch.get_num_threads(), 8))
         operands = explain(x, net.first.weight, net.first.bias)
         assert explain(x, weight=net.first.weight, bias=net.first.bias) == operands
@@ -476,16 +476,14 @@ def test_asking_for_a_backend_by_what_is_no_name_lists_the_names(name: Any, word
         pass
 
 
-def test_a_rule_is_not_held_against_a_measurement(monkeypatch) -> None:
-    """Where the measurement beside it says otherwise."""
-    monkeypatch.setattr("convgrad.engine.measure.Comparison.median", lambda seen, name: len(name))
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [({"native": 2.0}, "0.5x as fast as aten"), ({}, "no faster than aten"), ({"native": 0.25}, "4x as fast as aten")],
+)
+def test_what_was_measured_is_said_in_place_of_what_a_rule_expected(monkeypatch, seconds, words) -> None:
+    monkeypatch.setattr("convgrad.engine.measure.Comparison.median", lambda seen, name: seconds.get(name, 1.0))
     chosen = [r for r in explain_problem(P, "forward", measure=True).rows if r.chosen]
-    assert [(r.backend, r.reasons) for r in chosen] == [
-        ("native", ("by rule; in this measurement aten took less time",))
-    ]
-    monkeypatch.setattr("convgrad.engine.measure.Comparison.median", lambda seen, name: 1.0)
-    (row,) = (r for r in explain_problem(P, "forward", measure=True).rows if r.chosen)
-    assert row.reasons[0].startswith("by rule: on depthwise problems")
+    assert [(r.backend, r.reasons) for r in chosen] == [("native", (f"by rule; in this measurement {words}",))]
 
 
 def test_the_layout_is_that_of_the_operands_that_a_backend_gets() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import convgrad
 from convgrad.diagnostics import Limits, layer_ranges
-from convgrad.diagnostics.files import read_table
+from convgrad.diagnostics.script import read_table
 from convgrad.engine import Event
 from convgrad.models import Usage, observe_aten
 from convgrad.problem import ConvProblem

@@ -131,7 +131,7 @@ def test_a_script_names_its_layers_and_writes_its_third_step(tmp_path, steps):
     assert len(timeline) == sum(row.calls for row in usage.rows) / steps
     assert timeline[0][1] == 0 <= timeline[-1][1]
     if steps < 3:
-        assert "no trace: this process did not come to the third step of an optimizer" in out.getvalue()
+        assert "no trace: no process came to the third step of an optimizer" in out.getvalue()
         assert not target.exists()
         return
     assert f"the third training step, for Perfetto or chrome://tracing: {target}" in out.getvalue()

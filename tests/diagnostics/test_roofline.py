@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -17,6 +19,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
+
+
+def keep(device: torch.device, found: Limits) -> None:
+    store.write("limits", limits._key(torch.float32, device), asdict(found))
 
 
 def test_roofline() -> None:
@@ -49,13 +55,13 @@ def test_those_of_a_gpu_are_kept_too(monkeypatch) -> None:
     monkeypatch.setattr(limits, "measure_limits", lambda *_: pytest.fail("measured again"))
     assert limits.limits_of(gpu, torch.float32) == limits.datasheet(gpu, torch.float32)
     found = Limits(2e12, 5e13, "float32", "measured on a GPU")
-    limits._store(torch.float32, torch.device("cuda"), found)
+    keep(torch.device("cuda"), found)
     assert limits.limits_of(gpu, torch.float32, measured=True) == limits.limits_of(gpu, torch.float32) == found
     assert limits.limits_of(Machine.here(), torch.float32) is None
 
 
 def test_measured_with_another_precision_is_another(monkeypatch) -> None:
-    limits._store(torch.float32, CPU, Limits(1e9, 1e9, "float32", "measured before"))
+    keep(CPU, Limits(1e9, 1e9, "float32", "measured before"))
     monkeypatch.setattr(limits, "precision", lambda library, operation: "bf16")
     assert limits.limits_of(Machine.here(), torch.float32) is None
 
@@ -64,7 +70,7 @@ def test_measuring_again_only_raises(monkeypatch) -> None:
     monkeypatch.setattr(limits, "_best", lambda call, device, seconds=0.0: 1e-3)
     slow, fast = (2e3 * 2**26, 2e3 * 2048**3), (1e18, 1e21)  # of 64 MB, read and written, in a millisecond
     for before, after in (((1.0, 1.0), slow), (fast, fast)):
-        limits._store(torch.float32, CPU, Limits(*before, "float32", "measured before"))
+        keep(CPU, Limits(*before, "float32", "measured before"))
         again = limits.measure_limits(torch.float32)
         assert (again.bytes_per_second, again.flops_per_second) == after
     assert limits.limits_of(Machine.here(), torch.float64) is None

@@ -12,13 +12,15 @@ from torch import nn
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics.costs import CHOSEN, LAST, alternatives, costs_of_layout, costs_of_rows
+from convgrad.diagnostics.parts import watched
 from convgrad.diagnostics.step import _finding, _forms
 from convgrad.engine import register, use_backend
 from convgrad.engine.measure import Comparison
-from convgrad.models import spatial_convolutions
+from convgrad.models import spatial_convolutions, training_step
 from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
 from tests.check.broken import around
+from tests.norms import NEEDS_KERNELS
 
 from .example import row
 
@@ -263,6 +265,16 @@ def test_the_parts_are_all_of_the_step_and_the_gradients_are_right() -> None:
     assert profile.whole[-1].startswith("step: PyTorch ")
 
 
+@NEEDS_KERNELS
+def test_an_accelerated_linear_layer_is_in_the_part_of_linear_layers() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(2), nn.Linear(1024, 4096), nn.Linear(4096, 9, bias=False))
+    convgrad.accelerate_(net)
+    step = training_step(net, torch.randn(64, 3, 32, 32))
+    step()
+    parts = watched(step, CPU).parts
+    assert parts["linear layers"] > parts["convolutions"]
+
+
 def test_what_a_user_registered_has_a_column_and_says_what_it_refuses() -> None:
     def accepts(p: ConvProblem) -> bool | str:
         return p.kernel_size == (1, 1) or f"kernels of {p.kernel_size}"
@@ -279,8 +291,11 @@ def test_what_a_user_registered_has_a_column_and_says_what_it_refuses() -> None:
     assert Profile.from_dict(profile.to_dict()) == profile
 
 
-def test_of_a_busy_machine_no_ratio_is_told(monkeypatch) -> None:
+def test_of_a_busy_machine_no_ratio_is_told(monkeypatch, capsys) -> None:
     monkeypatch.setattr("convgrad.diagnostics.measure.Load.others", 7.0)
+    explained = convgrad.explain(P, measure=True)
+    assert str(explained).startswith("THIS MACHINE WAS BUSY: ")
+    assert explained.to_dict()["warnings"] == [*explained.warnings]
     profile = profile_model(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 9, 9), seconds=0.3)
     text = profile.text()
     assert text.splitlines()[0].startswith("No comparison is made, for this machine was busy")

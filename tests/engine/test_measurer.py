@@ -41,7 +41,7 @@ def test_where_nothing_is_measured(how: str, quick: Fake) -> None:
             mode = stack.enter_context(torch._subclasses.FakeTensorMode())
             x, w = mode.from_tensor(x), mode.from_tensor(w)
         convgrad.conv2d(x, w, padding=1)
-    assert (quick.calls, measurements.entries()) == ([], {})
+    assert (quick.calls, measurements.exported()) == ([], [])
     assert chosen() == ("aten", "no rule prefers another backend")
 
 
@@ -104,7 +104,7 @@ def test_frozen_uses_what_is_known_and_measures_nothing():
     with torch.backends.cudnn.flags(benchmark=True), measure(False):
         assert forward().abs().sum() == 0  # quick's
         forward(X[:, :, :9])
-    assert len(measurements.entries()) == 2  # of the problem and of those like it
+    assert len(measurements.exported()) == 2  # of the problem and of those like it
     assert measurer._state.spent > 0
 
 
@@ -119,7 +119,7 @@ def test_who_records_a_call_sees_nothing_of_the_measuring():
             warnings.simplefilter("ignore")  # of torch.jit itself
             traced: Any = torch.jit.trace(lambda x: forward(x) + 1, X[:, :, :9], check_trace=False)
         assert len([n for n in traced.graph.nodes() if "::conv" in n.kind()]) == 1
-    assert len(measurements.entries()) == 6
+    assert len(measurements.exported()) == 6
 
 
 @pytest.mark.usefixtures("quick")
@@ -221,7 +221,7 @@ input("ready")
 with convgrad.measure(share=float("inf")):
     x, w = torch.randn(2, 64, 40, 40), torch.randn(64, 1, 5, 5)
     convgrad.conv2d(x, w, padding=2, groups=64)
-print([len(next(iter(v["times"].values()))) for v in measurements.entries().values()])
+print([len(next(iter(v["times"].values()))) for v in measurements.exported()])
 """
 
 

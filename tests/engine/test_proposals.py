@@ -195,12 +195,6 @@ def test_its_calls_are_not_the_users(timer: Timer) -> None:
     assert len(records.records) == 2
 
 
-def test_while_rules_alone_decide(timer: Timer, fake: Fake) -> None:
-    with convgrad.engine.by_rules_alone():
-        assert ran() == ["aten"]
-    assert not timer.compared
-
-
 @pytest.mark.usefixtures("fake")
 def test_while_another_process_measures(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one goes on with PyTorch's, and times it at the next call."""

@@ -91,6 +91,17 @@ def test_an_activation_in_place_changes_no_view(small: None) -> None:
         assert layer.weight.grad is not None
 
 
+@NEEDS_KERNELS
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_profiler_counts_the_product_of_a_call(bias: bool, small: None) -> None:
+    layer, x = convgrad.nn.Linear(32, 64, bias), torch.randn(64, 32)
+    for _ in range(2):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as seen:
+            layer(x)
+        flops = {event.key: event.flops for event in seen.key_averages() if event.flops}
+        assert flops == {"aten::addmm" if bias else "aten::mm": 2 * 64 * 32 * 64}
+
+
 def test_without_gradients(small: None) -> None:
     ours, theirs = pair(4, 3)
     x = torch.randn(8, 4, dtype=torch.float64)

@@ -29,10 +29,9 @@ from .native import (
 )
 from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import COPY, PaddedCopy, padded
-from .patches import AtenPatchesBackend, of_patches
+from .products import AtenMatmulBackend, AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
-from .routes import ROUTES, AtenMatmulBackend
-from .strides import usual_strides
+from .routes import ROUTES
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
 

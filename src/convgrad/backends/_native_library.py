@@ -65,27 +65,14 @@ def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
         )
     try:
         library = ctypes.CDLL(str(path))
-        library.convgrad_abi.restype = ctypes.c_int32
         found = library.convgrad_abi()
     except (OSError, AttributeError) as error:
         return None, f"the compiled CPU kernels cannot be loaded: {error}"
     if found != ABI:
         return None, f"the compiled CPU kernels have interface {found}, this package needs {ABI}; reinstall convgrad"
-    _declare(library)
-    return library, ""
-
-
-def _declare(library: ctypes.CDLL) -> None:
-    library.convgrad_instruction_set.restype = ctypes.c_char_p
-    library.convgrad_has.argtypes = library.convgrad_select.argtypes = (ctypes.c_char_p,)
-    library.convgrad_plan_make.restype = ctypes.c_int32
-    library.convgrad_plan_make.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    library.convgrad_plan_name.restype = ctypes.c_char_p
-    library.convgrad_plan_name.argtypes = (ctypes.c_void_p,)
-    library.convgrad_plan_run.restype = ctypes.c_int32
+    library.convgrad_instruction_set.restype = library.convgrad_plan_name.restype = ctypes.c_char_p
     library.convgrad_plan_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # integers and bytes pass unconverted
-    library.convgrad_normalize.restype = ctypes.c_int32
-    library.convgrad_normalize.argtypes = (ctypes.c_void_p,)
+    return library, ""
 
 
 def load() -> ctypes.CDLL | None:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compat import usual_strides
 from ..problem import ConvProblem, Outputs, Pass
 from ..settings import cudnn_allows_tf32
-from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
+from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, tidy, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
-from .strides import tidy, usual_strides
 
 #: PyTorch's own backward, without a Python frame of its own.
 aten_backward: Any = torch.ops.aten.convolution_backward.default._op

@@ -13,16 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._compat import amx_here, avx2_here, avx512_here, onednn_has, onednn_limit, warn_user
+from .._compat import (
+    amx_here,
+    avx2_here,
+    avx512_here,
+    channels_last_of,
+    onednn_has,
+    onednn_limit,
+    suggests_channels_last,
+    usual_strides,
+    warn_user,
+)
 from ..problem import ConvProblem, Output, Outputs, effective_kernel
 from ..settings import mkldnn
-from .strides import tidy
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,34 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
     return p if tight == p.padding else p.replace(padding=tight, origin="plain")
 
 
+#: (shape, strides) of tensors whose strides are as PyTorch expects them; emptied when full.
+_ordinary: set[Any] = set()
+
+
+def tidy(t: Tensor) -> Tensor:
+    """Return a view with ordinary strides in dimensions of size 1, or the tensor itself where they are ordinary.
+
+    No index multiplies these strides, so they may be anything, but PyTorch 2.13 (oneDNN, groups, a channels_last
+    weight) returns wrong numbers for others, silently.
+    """
+    key = (t.shape, t.stride())
+    if key in _ordinary:
+        return t
+    channels_last = channels_last_of(t.dim() - 2)
+    if t.dim() >= 4 and 1 in t.shape:
+        layout = channels_last if suggests_channels_last(t) else torch.contiguous_format
+        usual = usual_strides(t.shape, layout is channels_last)
+        if t.is_contiguous(memory_format=layout):
+            if key[1] != usual:
+                return t.as_strided(t.shape, usual)
+        elif layout is not channels_last and t.is_contiguous(memory_format=channels_last):
+            return t.clone(memory_format=torch.contiguous_format)  # channels_last but for a stride that PyTorch reads
+    if len(_ordinary) >= 4096:
+        _ordinary.clear()
+    _ordinary.add(key)
+    return t
+
+
 def reads_every_stride(problem: ConvProblem) -> bool:
     """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
 
@@ -107,28 +143,17 @@ def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bo
 
 def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     """Whether one position of the output has no element of the input under its kernel, in one dimension."""
-    n, out, k, step, padding, _, dilation = p.dims[dim]
-    low = -padding
-    if low + (out - 1) * step >= n:
-        return True
-    for first in range(low, min(0, low + out * step), step):
-        tap = -(first // dilation)  # the first after the padding
-        if tap >= k or first + tap * dilation >= n:
-            return True
-    return False
+    n, out, k, step, low, _, dilation = p.dims[dim]
+    firsts = (first for first in range(-low, out * step - low, step) if not 0 <= first < n)
+    return any(all(not 0 <= first + tap * dilation < n for tap in range(k)) for first in firsts)
 
 
 def _leaves_out(p: ConvProblem, dim: int) -> bool:
     """Whether kernels that overlap or touch, in one dimension, leave a position of the input that no result reads."""
     n, out, k, step, low, _, dilation = p.dims[dim]
-    width = effective_kernel(k, dilation)
-    if step > width:
+    if step > effective_kernel(k, dilation):
         return False
-    if dilation == 1:
-        return n > (out - 1) * step + k - low
-    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # the pattern repeats between them
-    distances = ((i + low - j * dilation for j in range(k)) for i in chain(*ends))  # from the first result
-    return not all(any(q % step == 0 <= q < out * step for q in each) for each in distances)
+    return not {*range(n)} <= {q * step + tap * dilation - low for q in range(out) for tap in range(k)}
 
 
 def _one_slice_deep(p: ConvProblem) -> bool:

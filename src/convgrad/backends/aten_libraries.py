@@ -15,20 +15,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from .._compat import onednn_has
+from .._compat import onednn_has, usual_strides
 from ..problem import ConvProblem, Dimension, Outputs, Pass, add_bias, fields_of
 from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
 from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments
-from .aten_defects import without_slack
+from .aten_defects import tidy, without_slack
 from .base import Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
-from .strides import tidy, usual_strides
 
 #: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -73,12 +72,10 @@ class AtenLibrary(Backend):
     where: str
     #: What it computes; empty where there are other rules.
     dtypes: tuple[torch.dtype, ...] = ()
+    #: Whether this PyTorch was built with it.
+    built: Callable[[], bool] = staticmethod(lambda: True)
     from_pytorch = True
     candidate = False
-
-    def built(self) -> bool:
-        """Whether this PyTorch was built with it."""
-        return True
 
     def absent(self, device: torch.device) -> list[str]:
         """Return why the library is not there for this device; empty if it is."""
@@ -103,23 +100,25 @@ class AtenLibrary(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
+    def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
+        return int(aten_choice(problem, device)) in self.kinds
+
+    def by_pytorch(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> bool:
+        """Whether PyTorch's own call computes a pass, which chooses this library."""
+        return self.repeats_aten(problem, device)
+
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
-        contraction = cache(partial(self.contraction, problem, pass_))  # the device is known at the first call
+
+        @cache  # the device is known at the first call
+        def contraction(device: torch.device) -> Contract:
+            own = self.by_pytorch(problem, pass_, device)
+            return _aten.bind(problem, (pass_,)) if own else self.forced(problem, pass_, device)
 
         def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
             return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)
 
         return kernel
-
-    def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
-        return int(aten_choice(problem, device)) in self.kinds
-
-    def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """Return PyTorch's own call where that chooses this library, else the library's operator."""
-        if self.repeats_aten(problem, device):
-            return _aten.bind(problem, (pass_,))
-        return self.forced(problem, pass_, device)
 
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """Return the library's operator for any padding, and for one dimension as an image of height 1."""
@@ -247,10 +246,10 @@ class _GpuLibrary(AtenLibrary):
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return "transform"
 
-    def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        if pass_ == "grad_weight" and not self.flags.stricter_than_pytorch(problem.dtype):
-            return super().contraction(problem, pass_, device)
-        return self.forced(problem, pass_, device)  # the same functions that PyTorch calls, with this call's flags
+    def by_pytorch(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> bool:
+        # Else by the same functions that PyTorch calls, with this call's flags.
+        alike = pass_ == "grad_weight" and not self.flags.stricter_than_pytorch(problem.dtype)
+        return alike and self.repeats_aten(problem, device)
 
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract | None:
         if pass_ == "grad_weight":
@@ -277,13 +276,10 @@ class AtenCudnnBackend(_GpuLibrary):
     library = "cuDNN"
     where = "a CUDA device"
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-    def built(self) -> bool:
-        return torch.version.hip is None and torch.backends.cudnn.is_available()
+    built = staticmethod(lambda: torch.version.hip is None and torch.backends.cudnn.is_available())
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        allowed = cudnn_allows_tf32() if self.flags.allow_tf32 is None else self.flags.allow_tf32
-        return "tf32" if allowed and problem.dtype is torch.float32 else "transform"
+        return "tf32" if self.flags.in_force()[2] and problem.dtype is torch.float32 else "transform"
 
 
 class AtenMiopenBackend(_GpuLibrary):
@@ -293,16 +289,14 @@ class AtenMiopenBackend(_GpuLibrary):
     library = "MIOpen"
     where = "a ROCm device (PyTorch calls it cuda)"
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
-
-    def built(self) -> bool:
-        return torch.version.hip is not None
+    built = staticmethod(lambda: torch.version.hip is not None)
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
-        if problem.groups > 1 and any(d > 1 for d in problem.dilation):
+        if problem.groups > 1 and max(problem.dilation) > 1:
             reasons.append("PyTorch gives MIOpen no convolution that is both grouped and dilated")
-        strided = problem.groups > 1 and any(s > 1 for s in problem.stride)
-        if strided and "grad_weight" in outputs and self.flags.stricter_than_pytorch(problem.dtype):
+        strict = "grad_weight" in outputs and self.flags.stricter_than_pytorch(problem.dtype)
+        if strict and problem.groups > 1 and max(problem.stride) > 1:
             reasons.append(
                 "for MIOpen's gradient of the weight PyTorch takes no flags of the call, and without its own flag "
                 "torch.backends.cudnn.deterministic there is no other way for a grouped and strided convolution"
@@ -328,9 +322,7 @@ class AtenMkldnnBackend(AtenLibrary):
     where = "the CPU"
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     candidate = True
-
-    def built(self) -> bool:
-        return torch.backends.mkldnn.is_available()
+    built = staticmethod(lambda: torch.backends.mkldnn.is_available())  # noqa: PLW0108, as it is at each call
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)

@@ -14,13 +14,14 @@ in, and smaller columns only mean more pieces.
 
 16-bit operands are widened to float32 when they enter the columns: every sum is kept in 32 bits and rounded once.
 
-Memory: `MAX_BYTES` for columns, products and ones of a piece, a copy of the weight, and, for 16-bit gradients of
-the input, the images of a piece in float32.
+Memory: `MAX_BYTES` for columns, products and ones of a piece, a copy of the weight, and the images of a piece with
+their padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby, product
 from math import prod
 from typing import cast
@@ -30,8 +31,9 @@ from torch import Tensor
 
 from .._compat import accumulate_dtype, exact_matmul
 from ..errors import DtypeError, ShapeError
-from ..problem import ConvProblem, Dimension, Outputs, Pass, Slot
+from ..problem import ConvProblem, Outputs, Pass, Slot, effective_kernel
 from .base import Arithmetic, Backend, Kernel
+from .padding import inside, sides
 
 __all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad_input", "grad_weight"]
 
@@ -62,6 +64,11 @@ def _most_positions(p: ConvProblem) -> int:
     return max(1, MAX_BYTES // (accumulate_dtype(p.dtype).itemsize * (_height(p) + p.out_channels + 1)))
 
 
+def _padded_shape(p: ConvProblem, images: int) -> tuple[int, ...]:
+    added = zip(p.input_size, sides(p)[0], strict=True)
+    return (images, p.in_channels, *(n + low + high for n, (low, high) in added))
+
+
 def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
     """Return the sizes [n, *box] of a piece: inner dimensions are whole before an outer one is divided."""
     shape: list[int] = []
@@ -76,22 +83,43 @@ def pieces(p: ConvProblem, shape: Sequence[int]) -> Iterator[Piece]:
     return product(*([slice(i, min(i + n, size)) for i in range(0, size, n)] for size, n in sizes))
 
 
+def _windows(p: ConvProblem, images: Tensor, box: Sequence[slice]) -> Tensor:
+    """Return a view [G, C_in/G, *k, n, *box] of what each output position of a box reads of padded images."""
+    d = p.ndim
+    for i, (dim, part) in enumerate(zip(p.dims, box, strict=True), start=2):
+        images = images.unfold(i, effective_kernel(dim.kernel, dim.dilation), dim.stride)
+        images = images[(slice(None),) * i + (part,)][..., :: dim.dilation]
+    images = images.unflatten(1, (p.groups, -1))  # [n, G, C_in/G, *box, *k]
+    return images.permute(1, 2, *range(3 + d, 3 + 2 * d), 0, *range(3, 3 + d))
+
+
+def _check(p: ConvProblem, given: dict[str, Tensor]) -> None:
+    """Check that each operand, by the name of its slot or ``bias``, is of the problem's shape and dtype."""
+    if len(devices := {str(t.device) for t in given.values()}) > 1:
+        raise DtypeError(f"Expected all tensors to be on the same device, but found {sorted(devices)}")
+    for name, t in given.items():
+        shape = p.result_shape("grad_bias") if name == "bias" else p.shape_of(cast("Slot", name))
+        if t.shape != shape:
+            raise ShapeError(f"Expected {name} of size {list(shape)} for the problem {p}, but got {list(t.shape)}")
+        if t.dtype != p.dtype:
+            raise DtypeError(f"Expected {name} of {p.dtype} for the problem {p}, but got {t.dtype}")
+
+
 class _Call:
     """One call of a pass: its checked operands, its pieces, and scratch tensors, from one workspace if there is one."""
 
     def __init__(self, p: ConvProblem, columns: Tensor | None, workspace: Tensor | None, **operands: Tensor | None):
-        _check(p, operands)
-        self.p, self.dtype = p, accumulate_dtype(p.dtype)
-        self.device = next(t.device for t in operands.values() if t is not None)
+        given = {name: t for name, t in operands.items() if t is not None}
+        _check(p, given)
+        self.p, self.dtype, self.device = p, accumulate_dtype(p.dtype), next(iter(given.values())).device
         self.rest = None if workspace is None else workspace.view(self.dtype)
         height, most = _height(p), _most_positions(p)
         if columns is not None:
             self._fits("columns", columns, height, f" (one output position; {columns_size(p)} for the fewest pieces)")
             most = columns.numel() // height
         self.shape = piece_shape(p, most)
-        self.positions = prod(self.shape)
-        self.columns = self.take(height * self.positions) if columns is None else columns.view(-1)
-        self.scratch = self.take(p.out_channels * self.positions)
+        self.columns = self.take(height * prod(self.shape)) if columns is None else columns.view(-1)
+        self.copies = self.take(p.out_channels * prod(self.shape))
 
     def _fits(self, name: str, t: Tensor, least: int, why: str = "") -> None:
         if t.dtype != self.dtype or not t.is_contiguous() or t.numel() < least:
@@ -110,10 +138,10 @@ class _Call:
 
     def ones(self, given: Tensor | None) -> Tensor:
         """Return a row of ones, in the caller's buffer if there is one."""
+        n = prod(self.shape)
         if given is not None:
-            self._fits("ones", given, self.positions)
-        row = self.take(self.positions) if given is None else given.view(-1)[: self.positions]
-        return row.fill_(1)
+            self._fits("ones", given, n)
+        return (self.take(n) if given is None else given.view(-1)[:n]).fill_(1)
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return the weight as [G, C_out/G, C_in/G * K]."""
@@ -124,73 +152,36 @@ class _Call:
     def result(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self.p.dtype, device=self.device, memory_format=self.p.memory_format)
 
-    def of_output(self, output: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
-        """Return a piece of the output, a view [G, C_out/G, n, *box], and scratch memory of this shape."""
-        part = _grouped(self.p, output[piece[0]][(..., *piece[1:])])
-        return part, self.scratch[: part.numel()].view(part.shape)
+    def by_images(self) -> Iterator[tuple[slice, Iterator[Piece]]]:
+        """Yield images, and the pieces of their output."""
+        return groupby(pieces(self.p, self.shape), key=lambda piece: piece[0])
 
-    def columns_of(self, piece: Piece) -> Tensor:
-        """Return the columns of a piece, [G, C_in/G * K, positions]."""
-        n = prod(s.stop - s.start for s in piece)
-        return self.columns[: _height(self.p) * n].view(self.p.groups, -1, n)
+    def tensors(self, images: Tensor, output: Tensor, piece: Piece) -> tuple[Tensor, ...]:
+        """Return two pairs: what a piece reads of padded images, [G, C_in/G, *k, n, *box], and memory for its columns;
+        its part of the output, [G, C_out/G, n, *box], and memory for a copy.
+        """
+        windows = _windows(self.p, images, piece[1:])
+        part = output[piece[0]][(..., *piece[1:])].unflatten(1, (self.p.groups, -1)).movedim(0, 2)
+        columns, copy = self.columns[: windows.numel()], self.copies[: part.numel()]
+        return windows, columns.view(windows.shape), part, copy.view(part.shape)
 
-    def gather(self, input: Tensor, piece: Piece) -> Tensor:
-        """Return the columns of a piece, filled from the input: im2col."""
-        columns = self.columns_of(piece)
-        if any(n > 0 for pair in self.p.padding for n in pair):
-            columns.zero_()
-        for column, read in self._pairs(input[piece[0]], piece):
-            column.copy_(read)
-        return columns
-
-    def scatter(self, images: Tensor, piece: Piece) -> None:
-        """Add the columns of a piece to its images: col2im, one addition for each kernel element, in order."""
-        for column, read in self._pairs(images, piece):
-            read.add_(column)
-
-    def _pairs(self, images: Tensor, piece: Piece) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each kernel element's part of the columns and of the images, without what lies in the padding."""
-        p, box = self.p, piece[1:]
-        sizes = [s.stop - s.start for s in piece]
-        whole = self.columns_of(piece).view(p.groups, -1, prod(p.kernel_size), *sizes)
-        source = _grouped(p, images)
-        per_dim = [[_reads(dim, k, part) for k in range(dim.kernel)] for dim, part in zip(p.dims, box, strict=True)]
-        for index, reads in enumerate(product(*per_dim)):
-            given = [pair for pair in reads if pair]
-            if len(given) == len(reads):
-                positions, written = zip(*given, strict=True)
-                yield whole[(slice(None), slice(None), index, slice(None), *written)], source[(..., *positions)]
+    def gathered(self, input: Tensor, output: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield each piece's columns, [G, C_in/G * K, positions], filled (im2col), and the last two of `tensors`."""
+        added, cropped = sides(self.p)
+        padded = self.take(*_padded_shape(self.p, self.shape[0])).zero_() if any(map(any, added)) else None
+        for at, of_these in self.by_images():
+            images = input[at]
+            if padded is not None:
+                images = padded[: len(images)]
+                inside(images, added).copy_(input[at])
+            for piece in of_these:
+                windows, columns, part, copy = self.tensors(inside(images, cropped), output, piece)
+                yield _matrices(columns.copy_(windows), self.p), part, copy
 
 
-def _grouped(p: ConvProblem, tensor: Tensor) -> Tensor:
-    """Return a view of [n, G*C, *size] as [G, C, n, *size]."""
-    return tensor.unflatten(1, (p.groups, -1)).movedim(0, 2)
-
-
-def _reads(dim: Dimension, k: int, box: slice) -> tuple[slice, slice] | None:
-    """Return the input positions that a box reads through a kernel element, and which of its positions do."""
-    stride, start = dim.stride, k * dim.dilation - dim.low  # output o reads input o * stride + start
-    first = max(box.start, -(start // stride))
-    last = min(box.stop - 1, (dim.input - 1 - start) // stride)
-    if first > last:
-        return None
-    read = slice(first * stride + start, last * stride + start + 1, stride)
-    return read, slice(first - box.start, last - box.start + 1)
-
-
-def _check(p: ConvProblem, operands: dict[str, Tensor | None]) -> None:
-    """Check that each operand, by the name of its slot or ``bias``, is of the problem's shape and dtype."""
-    devices = {t.device for t in operands.values() if t is not None}
-    if len(devices) > 1:
-        raise DtypeError(f"Expected all tensors to be on the same device, but found {sorted(map(str, devices))}")
-    for name, t in operands.items():
-        if t is None:
-            continue
-        shape = p.result_shape("grad_bias") if name == "bias" else p.shape_of(cast("Slot", name))
-        if t.shape != shape:
-            raise ShapeError(f"Expected {name} of size {list(shape)} for the problem {p}, but got {list(t.shape)}")
-        if t.dtype != p.dtype:
-            raise DtypeError(f"Expected {name} of {p.dtype} for the problem {p}, but got {t.dtype}")
+def _matrices(columns: Tensor, p: ConvProblem) -> Tensor:
+    """Return columns of a piece as [G, C_in/G * K, positions]."""
+    return columns.flatten(1, 1 + p.ndim).flatten(2)
 
 
 @torch.no_grad()
@@ -222,20 +213,17 @@ def forward(
         >>> forward(p, torch.ones(1, 2, 4), torch.ones(1, 2, 3), columns=columns).tolist()
         [[[6.0, 6.0]]]
     """
-    p, call = problem, _Call(problem, columns, workspace, input=input, weight=weight, bias=bias)
-    matrix = call.matrix(weight)
+    call = _Call(problem, columns, workspace, input=input, weight=weight, bias=bias)
+    matrix, output = call.matrix(weight), call.result(problem.output_shape)
     row = None if bias is None else call.ones(ones)
-    output = call.result(p.output_shape)
-    for piece in pieces(p, call.shape):
-        gathered = call.gather(input, piece)
-        part, scratch = call.of_output(output, piece)
-        result = scratch.view(p.groups, -1, gathered.shape[2])  # [G, C_out/G, positions]
+    for unfolded, part, copy in call.gathered(input, output):
+        products = copy.flatten(2)  # [G, C_out/G, positions]
         if bias is None or row is None:
-            torch.bmm(matrix, gathered, out=result)
+            torch.bmm(matrix, unfolded, out=products)
         else:
-            torch.outer(bias.to(row.dtype), row[: gathered.shape[2]], out=result.view(-1, gathered.shape[2]))
-            result.baddbmm_(matrix, gathered)
-        part.copy_(scratch)
+            torch.outer(bias.to(row.dtype), row[: unfolded.shape[2]], out=products.flatten(0, 1))
+            products.baddbmm_(matrix, unfolded)
+        part.copy_(copy)
     return output
 
 
@@ -255,25 +243,25 @@ def grad_input(
         - bias: [C_in] of a transposed problem, whose output this is
 
     Raises:
-        ShapeError, DtypeError: operands that are not those of the problem.
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+        ShapeError, DtypeError, ValueError: as in `forward`.
     """
-    p, call = problem, _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
-    matrix = call.matrix(weight).transpose(1, 2)  # [G, C_in/G * K, C_out/G]
-    grad_input = call.result(p.input_shape)
-    wide = None if grad_input.dtype == call.dtype else call.take(call.shape[0], *p.input_shape[1:])
-    for at, boxes in groupby(pieces(p, call.shape), key=lambda piece: piece[0]):
-        images = grad_input[at]
-        sums = (images if wide is None else wide[: len(images)]).zero_()
-        for piece in boxes:
-            part, scratch = call.of_output(grad_output, piece)
-            columns = call.columns_of(piece)
-            torch.bmm(matrix, scratch.copy_(part).view(p.groups, -1, columns.shape[2]), out=columns)
-            call.scatter(sums, piece)
+    call = _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
+    matrix, grad_input = call.matrix(weight).transpose(1, 2), call.result(problem.input_shape)
+    added, cropped = sides(problem)
+    in_place = call.dtype is problem.dtype and not any(map(any, added))
+    padded = None if in_place else call.take(*_padded_shape(problem, call.shape[0]))
+    for at, of_these in call.by_images():
+        images = (grad_input[at] if padded is None else padded[: at.stop - at.start]).zero_()
+        for piece in of_these:
+            windows, unfolded, part, copy = call.tensors(inside(images, cropped), grad_output, piece)
+            torch.bmm(matrix, copy.copy_(part).flatten(2), out=_matrices(unfolded, problem))
+            for k in product(*map(range, problem.kernel_size)):  # col2im: one addition for each kernel element
+                windows[(slice(None), slice(None), *k)].add_(unfolded[(slice(None), slice(None), *k)])
+        sums = inside(images, added)
         if bias is not None:
-            sums += bias.view(-1, *(1,) * p.ndim)
-        if wide is not None:
-            images.copy_(sums)
+            sums.add_(bias.view(-1, *(1,) * problem.ndim))
+        if padded is not None:
+            grad_input[at] = sums
     return grad_input
 
 
@@ -289,16 +277,13 @@ def grad_weight(
     """Return the gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
 
     Raises:
-        ShapeError, DtypeError: operands that are not those of the problem.
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+        ShapeError, DtypeError, ValueError: as in `forward`.
     """
-    p, call = problem, _Call(problem, columns, workspace, grad_output=grad_output, input=input)
-    matrix = call.take(p.groups, p.out_channels // p.groups, prod(p.weight_shape[1:])).zero_()
-    for piece in pieces(p, call.shape):
-        gathered = call.gather(input, piece).transpose(1, 2)  # [G, positions, C_in/G * K]
-        part, scratch = call.of_output(grad_output, piece)
-        matrix.baddbmm_(scratch.copy_(part).view(p.groups, -1, gathered.shape[1]), gathered)
-    return call.result(p.weight_shape).copy_(matrix.view(p.weight_shape))
+    call = _Call(problem, columns, workspace, grad_output=grad_output, input=input)
+    grad_weight = call.take(*problem.weight_shape).zero_()
+    for unfolded, part, copy in call.gathered(input, grad_output):
+        call.matrix(grad_weight).baddbmm_(copy.copy_(part).flatten(2), unfolded.transpose(1, 2))
+    return call.result(problem.weight_shape).copy_(grad_weight)
 
 
 class Im2colBackend(Backend):
@@ -320,21 +305,18 @@ class Im2colBackend(Backend):
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            if outputs == ("grad_weight",):
-                return grad_weight(problem, a, b, workspace=workspace)
-            return (forward if outputs == ("forward",) else grad_input)(problem, a, b, bias, workspace=workspace)
-
-        return one_pass
+        passes: dict[str, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
+        compute = partial(passes[outputs[0]], problem)
+        if outputs == ("grad_weight",):
+            return lambda a, b, bias=None, workspace=None: compute(a, b, workspace=workspace)
+        return lambda a, b, bias=None, workspace=None: compute(a, b, bias, workspace=workspace)
 
     def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
-        p, dtype = problem, accumulate_dtype(problem.dtype)
+        p = problem
         shape = piece_shape(p, _most_positions(p))
         n = prod(shape)
-        sizes = [_height(p) * n, p.out_channels * n, n, prod(p.weight_shape), p.out_channels]
-        if "grad_input" in outputs and dtype != p.dtype:
-            sizes.append(prod((shape[0], *p.input_shape[1:])))
-        return dtype.itemsize * sum(n + -n % _ALIGN for n in sizes)
+        sizes = _height(p) * n, p.out_channels * n, n, prod(p.weight_shape), prod(_padded_shape(p, shape[0]))
+        return accumulate_dtype(p.dtype).itemsize * sum(n + -n % _ALIGN for n in sizes)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True

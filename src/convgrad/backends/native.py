@@ -9,11 +9,11 @@ from struct import Struct
 import torch
 from torch import Tensor
 
+from .._compat import usual_strides
 from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass
 from . import _native_library as library
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import padded
-from .strides import usual_strides
 
 #: Most input or output channels a group, where a problem is neither depthwise nor pointwise. With 128 on both sides
 #: PyTorch's float32 kernels were 1.1 to 1.4 times as fast, and with more of them further ahead.

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass, Sides, by_pytorch, fold, pad
+from ..problem import PADDING_MODES, ConvProblem, Outputs, Pass, Sides, by_pytorch, fold, pad
 from .base import Arithmetic, Backend, Kernel, operand_format
 
 #: What the name of a backend that computes over such a copy ends with.
@@ -28,11 +28,11 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *in) -> (N, C_in, *(in + low + high))
     """
-    added, cropped = _sides(problem)
+    added, cropped = sides(problem)
     if any(map(any, added)):
         mode = problem.padding_mode
         input = by_pytorch(input, added) if mode == "zeros" else pad(input, added, mode)
-    return _inside(input, cropped)
+    return inside(input, cropped)
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
@@ -41,23 +41,23 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *(in + low + high)) -> (N, C_in, *in)
     """
-    added, cropped = _sides(problem)
+    added, cropped = sides(problem)
     if any(map(any, cropped)):
         grad_input = by_pytorch(grad_input, cropped)
     if problem.padding_mode == "zeros":
-        grad_input = _inside(grad_input, added)
+        grad_input = inside(grad_input, added)
     else:
         grad_input = fold(grad_input, added, problem.padding_mode)
     return grad_input.contiguous(memory_format=problem.memory_format)
 
 
-def _sides(problem: ConvProblem) -> tuple[Sides, Sides]:
+def sides(problem: ConvProblem) -> tuple[Sides, Sides]:
     """Return what is added on each side of the input, and what is cropped of each; a crop may exceed the input."""
     added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
     return added, tuple((max(-low, 0), max(-high, 0)) for low, high in problem.padding)
 
 
-def _inside(t: Tensor, sides: Sides) -> Tensor:
+def inside(t: Tensor, sides: Sides) -> Tensor:
     """Return a view without these positions at the ends of its last dimensions."""
     for d, (low, high) in enumerate(sides, start=2):
         if low or high:
@@ -78,22 +78,19 @@ def over_copy(
     def pad(input: Tensor) -> Tensor:
         return pad_input(problem, input).contiguous(memory_format=layout)  # PyTorch may pad into another
 
-    def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(pad(a), b, bias, workspace)
-
-    def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+    def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        if outputs[0] == "forward":
+            return kernel(pad(a), b, bias, workspace)
+        if outputs[0] == "grad_weight":
+            return kernel(a, pad(b), None, workspace)
         result = unpad_input(problem, kernel(a, b, None, workspace))
         return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
-
-    def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(a, pad(b), None, workspace)
 
     def gradients(a: Tensor, b: Tensor, c: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
         found = zip(outputs, kernel(a, pad(b), c, workspace), strict=True)
         return tuple(unpad_input(problem, t) if output == "grad_input" else t for output, t in found)
 
-    one: dict[Output, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
-    return one[outputs[0]] if len(outputs) == 1 else gradients
+    return one_pass if len(outputs) == 1 else gradients
 
 
 class PaddedCopy(Backend):

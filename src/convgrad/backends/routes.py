@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._compat import channels_last_of, exact_matmul
-from ..problem import RESULT, ConvProblem, Outputs, Pass
+from .._compat import channels_last_of
+from ..problem import ConvProblem, Outputs, Pass
 from .aten import AtenBackend
 from .aten_libraries import with_height
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
@@ -115,52 +115,3 @@ ROUTES = (
     AtenRoute("aten:padded", "ATen over an input that carries its padding", _padded,
               "there is no padding to write out"),
 )  # fmt: skip
-
-
-class AtenMatmulBackend(Backend):
-    """A pointwise convolution as PyTorch's matrix products on the uncopied tensors; a linear layer calls them, too.
-
-    In channels_last that is one product of all pixels' rows of channels, otherwise one for each image.
-    """
-
-    name = "aten:matmul"
-    summary = "PyTorch's matrix product, for pointwise convolutions"
-    from_pytorch = True
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        if not problem.matrix_product or problem.groups > 1:
-            return ["it computes pointwise convolutions without groups, stride and padding"]
-        if device.type != "cpu" or not problem.dtype.is_floating_point or problem.dtype.itemsize == 1:
-            return [f"it computes floating-point numbers on a CPU, got {problem.dtype} on {device.type}"]
-        return [] if exact_matmul() else ["PyTorch may compute its matrix products in 16 bits here"]
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return "low-precision accumulation" if problem.dtype.itemsize == 2 else "direct"
-
-    def fuses_bias(self, problem: ConvProblem) -> bool:
-        return True
-
-    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
-        shape, weights = problem.shape_of(RESULT[pass_]), problem.weight_shape[:2]
-
-        def of_rows(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            rows = a.movedim(1, -1).view(-1, a.shape[1])  # [N * pixels, channels]
-            if pass_ == "grad_weight":
-                return (rows.t() @ b.movedim(1, -1).view(-1, b.shape[1])).view(shape)
-            matrix = b.view(weights) if pass_ == "grad_input" else b.view(weights).t()
-            product = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
-            return product.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-
-        def of_images(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            images = a.view(*a.shape[:2], -1)  # [N, channels, pixels]
-            if pass_ == "grad_weight":
-                others = b.view(*b.shape[:2], -1).transpose(1, 2)
-                return torch.addbmm(a.new_empty(weights), images, others, beta=0).view(shape)
-            matrix = b.view(weights).t() if pass_ == "grad_input" else b.view(weights)
-            matrices = matrix.expand(len(images), -1, -1)
-            if bias is None:
-                return torch.bmm(matrices, images).view(shape)
-            return torch.baddbmm(bias.view(-1, 1), matrices, images).view(shape)
-
-        return of_rows if problem.channels_last else of_images

@@ -72,16 +72,29 @@ def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Meth
     return chosen
 
 
+def _parsed(arg: Any) -> tuple[str, int | slice | None]:
+    """Return the name in an argument and what is taken of its value, None for all; no name for a constant."""
+    found = _ARGUMENT.fullmatch(arg) if isinstance(arg, str) else None
+    if found is None:
+        return "", None
+    name, first, number = found.groups()
+    return name, None if number is None else slice(int(number)) if first else int(number)
+
+
+def _fits(at: int | slice, size: int) -> bool:
+    return (at.stop if isinstance(at, slice) else at + 1) <= size
+
+
 def _check_name(arg: str, method: Method) -> None:
     whole = (*TENSORS[method], "problem", "groups")
     several = [name for name in _MOST if name != "output_mask" or method == "backward"]
-    name, first, number = found.groups() if (found := _ARGUMENT.fullmatch(arg)) else ("", None, None)
-    if name not in several if number else name not in (*whole, *several):
+    name, at = _parsed(arg)
+    if name not in ((*whole, *several) if at is None else several):
         raise ValueError(
             f"args of {method}: {arg!r} is not one of {', '.join((*whole, *several))}, "
             "nor an element of one that has several, such as kernel_size[0]"
         )
-    if number and int(number) + (not first) > _MOST[name]:
+    if at is not None and not _fits(at, _MOST[name]):
         raise ValueError(f"args of {method}: {arg!r} is out of range, {name} has at most {_MOST[name]} elements")
 
 
@@ -110,22 +123,15 @@ def values(
     Raises:
         LookupError: the problem has no such value; the message is a reason against it.
     """
-    names = {a.partition("[")[0] for a in args if isinstance(a, str)}
+    names = {_parsed(arg)[0] for arg in args}
     if "padding" in names and "problem" not in names and not problem.symmetric:
         raise LookupError(f"its padding is one number a dimension, this problem's is {problem.padding}")
-    mask = tuple(o in outputs for o in gradient_outputs(False))
+    of = {**VALUES, "output_mask": lambda p: tuple(o in outputs for o in gradient_outputs(False))}
     result: list[Any] = []
     for arg in args:
-        found = _ARGUMENT.fullmatch(arg) if isinstance(arg, str) else None
-        if found is None or found[1] in TENSORS[method]:
-            result.append(None if found else arg)
-            continue
-        name, first = found[1], bool(found[2])
-        value: Any = mask if name == "output_mask" else VALUES[name](problem)
-        if found[3]:
-            number = int(found[3])
-            if number + (not first) > len(value):
-                raise LookupError(f"it takes {arg}, this problem's {name} is {value}")
-            value = value[:number] if first else value[number]
-        result.append(value)
+        name, at = _parsed(arg)
+        value: Any = of[name](problem) if name in of else None if name else arg
+        if at is not None and not _fits(at, len(value)):
+            raise LookupError(f"it takes {arg}, this problem's {name} is {value}")
+        result.append(value if at is None else value[at])
     return result

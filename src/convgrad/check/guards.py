@@ -47,15 +47,15 @@ class Guarded:
     """A tensor inside poisoned memory that may not be touched.
 
     Attributes:
-        tensor: [*shape] with the strides given.
+        tensor: of the shape, the strides and the dtype of another one.
     """
 
-    def __init__(self, shape: torch.Size, strides: tuple[int, ...], like: Tensor, shift: int = 0) -> None:
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    def __init__(self, like: Tensor, shift: int = 0) -> None:
+        extent = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
         start = _MARGIN + shift
         self._whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
         self._first, self._end = (n * like.dtype.itemsize for n in (start, start + extent))  # bytes
-        self.tensor = self._whole.as_strided(shape, strides, start)
+        self.tensor = self._whole.as_strided(like.shape, like.stride(), start)
 
     def bytes(self) -> Tensor:
         """Return a copy of every byte, margins included."""
@@ -70,7 +70,7 @@ class Guarded:
 
 def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
     """Return a copy with the same strides, ``shift`` elements off an aligned start."""
-    guard = Guarded(tensor.shape, tensor.stride(), tensor, shift)
+    guard = Guarded(tensor, shift)
     guard.tensor.copy_(tensor)
     return guard
 
@@ -118,7 +118,7 @@ class Poison(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTY and result.layout is torch.strided and result.numel() and not result.is_meta:
-            self._guards.append(Guarded(result.shape, result.stride(), result))
+            self._guards.append(Guarded(result))
             return self._guards[-1].tensor
         return result
 

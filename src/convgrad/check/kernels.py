@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel, operand_format
-from ..engine import thread
+from ..engine import SLOTS, thread
 from ..errors import BackendError
-from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of, sum_of_bias
+from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of, sum_of_bias
 from . import arguments
 from .arguments import METHODS, Method
 
@@ -182,54 +182,45 @@ class Functions(Backend):
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         (method,) = self.methods(outputs)
         function, args, _ = self._kernels[method]
-        names = arguments.TENSORS[method]
+        alone = len(outputs) == 1
+        read = OPERANDS[passes_of(outputs)[0]] if alone else SLOTS
+        # The tensor that only the other gradient reads has no values.
+        made = {str(t): problem.shape_of(t) for t in SLOTS if method == "backward" and t not in read}
+        made |= {"out": problem.result_shape(outputs[0])} if "out" in args else {}
+        given = (*read, *["bias"] * (method == "forward"))
+        names = (*given, *made)
         tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
         values = arguments.values(args, problem, method, outputs)
         layout = operand_format(self, problem) or problem.memory_format
-        shape = problem.result_shape(outputs[0]) if "out" in args else None
+        which = [gradient_outputs(False).index(output) for output in outputs if method == "backward"]
 
-        def call(*operands: Tensor | None) -> Any:
+        def kernel(*operands: Any) -> Any:  # the last one may be a workspace
             # The function is never differentiated: its derivatives are passes.
-            given = [t.detach() if t is not None and t.requires_grad else t for t in operands]
-            if shape is not None:
-                first: Any = given[0]
-                given.append(torch.empty(shape, dtype=problem.dtype, device=first.device, memory_format=layout))
+            here: list[Any] = [
+                t.detach() if t is not None and t.requires_grad else t for t in (*operands, None)[: len(given)]
+            ]
+            for shape in made.values():
+                here.append(torch.empty(shape, dtype=problem.dtype, device=here[0].device, memory_format=layout))
             full = values.copy()
-            for i, which in tensors:
-                full[i] = given[which]
+            for i, name in tensors:
+                full[i] = here[name]
             result = function(*full)
-            return given[-1] if shape is not None and result is None else result
-
-        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Any:
-            result = call(a, b, bias) if method == "forward" else call(a, b)
-            one = isinstance(result, (tuple, list)) and len(result) == 1  # extensions return a vector of one tensor
-            return result[0] if one else result
-
-        def several(
-            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-        ) -> tuple[Any, ...]:
-            results = call(grad_output, input, weight)
-            if not isinstance(results, (tuple, list)) or len(results) not in (2, 3):
-                what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
+            several = isinstance(result, (tuple, list))
+            if method != "backward":
+                if several and len(result) == 1:  # extensions return a vector of one tensor
+                    return result[0]
+                return here[-1] if "out" in made and result is None else result
+            if not several or len(result) not in (2, 3):
+                what = f"{len(result)} results" if several else type(result).__name__
                 raise BackendError(
                     f"backward of {self.name!r} returned {what}, not (grad_input, grad_weight) or "
                     "(grad_input, grad_weight, grad_bias)"
                 )
-            if "grad_bias" in outputs and (len(results) == 2 or results[2] is None):
-                results = (*results[:2], sum_of_bias(grad_output))
-            return tuple(results[gradient_outputs(False).index(output)] for output in outputs)
+            if "grad_bias" in outputs and (len(result) == 2 or result[2] is None):
+                result = (*result[:2], sum_of_bias(here[0]))
+            return result[which[0]] if alone else tuple(result[i] for i in which)
 
-        def one_of_several(
-            a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
-        ) -> Any:  # the tensor that only the other gradient reads has no values
-            absent, shape = (1, problem.input_shape) if outputs == ("grad_input",) else (2, problem.weight_shape)
-            given = [a, b]
-            given.insert(absent, torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout))
-            return several(*given)[0]
-
-        if method != "backward":
-            return one_pass
-        return one_of_several if len(outputs) == 1 else several
+        return kernel
 
 
 class CustomBackend(Backend):
@@ -237,14 +228,17 @@ class CustomBackend(Backend):
 
     #: How fast it was when it was registered, on a few of its problems.
     timings: tuple[Timing, ...] = ()
-    #: Problems that the user names.
-    named: tuple[ConvProblem, ...] = ()
 
     def __init__(
-        self, name: str, own: Backend, devices: tuple[str, ...] | None = None, prefer: bool | str = False
+        self,
+        name: str,
+        own: Backend,
+        devices: tuple[str, ...] | None = None,
+        prefer: bool | str = False,
+        named: Sequence[ConvProblem] = (),
     ) -> None:
-        """``devices``: the types of device on which it runs; None: any. ``prefer``: as for `convgrad.register`."""
-        self.name, self.own, self.devices = name, own, devices
+        """``devices``: types of device, None: any. ``prefer`` and ``named`` problems: as for `convgrad.register`."""
+        self.name, self.own, self.devices, self.named = name, own, devices, named
         self.preferred, self.candidate = prefer is True, prefer == "measured"
         #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional
-from .._compat import channels_last_of
 from ..errors import ShapeError
 from ..problem import ConvProblem, conv_geometry, convolution_shape, effective_kernel, problem_of
 from . import arguments
 from .kernels import Accepts, CustomBackend, Functions, UserKernel
+from .problem_set import in_layouts
 
 
 def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> CustomBackend:
@@ -66,9 +66,7 @@ class ConvModule(Functions):
         for batch, more in ((2, 0), (1, 1), (3, 4), (1, 7), (2, 12)):
             for dtype in (torch.float32, torch.float64):
                 if problem := self._problem(batch, tuple(n + more + i for i, n in enumerate(spans)), dtype):
-                    yield problem
-                    if problem.ndim > 1:
-                        yield problem.replace(memory_format=channels_last_of(problem.ndim))
+                    yield from in_layouts(problem)
 
     def _problem(self, batch: int, size: tuple[int, ...], dtype: torch.dtype) -> ConvProblem | None:
         """Return the problem for an input of this size; None if it has no output."""

@@ -33,15 +33,11 @@ def reference(problem: ConvProblem, output: Output, operands: Operands) -> Tenso
 
 def magnitude(problem: ConvProblem, output: Output, operands: Operands) -> Tensor:
     """Return the output of the absolute values in float64, a bound on every partial sum."""
-    absolute: Operands = {slot: _absolute(t) for slot, t in operands.items()}
+    absolute: Operands = {}
+    for slot, t in operands.items():
+        parts = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.unsqueeze(-1)
+        absolute[slot] = parts.to(torch.float64).abs().sum(-1)
     return reference(problem.replace(dtype=torch.float64), output, absolute)
-
-
-def _absolute(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj()).to(torch.float64)
-        return tensor.abs().sum(-1)
-    return tensor.to(torch.float64).abs()
 
 
 @lru_cache(64)
@@ -83,9 +79,7 @@ def exact_limit(dtype: torch.dtype) -> int:
 
 def slots_of(passes: Sequence[Pass]) -> list[Slot]:
     """Return the slots that passes read, in the order in which operands are made."""
-    wanted = {slot for q in passes for slot in OPERANDS[q]}
-    order: tuple[Slot, ...] = ("input", "weight", "grad_output")
-    return [slot for slot in order if slot in wanted]
+    return [slot for slot in ("input", "weight", "grad_output") if any(slot in OPERANDS[q] for q in passes)]
 
 
 def _integers(problem: ConvProblem, slot: Slot, largest: int, density: float, generator: torch.Generator) -> Tensor:
@@ -118,15 +112,3 @@ def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Op
         .contiguous(memory_format=problem.memory_format)
         for slot in slots_of(passes)
     }
-
-
-def index_of(place: int, shape: Sequence[int]) -> list[int]:
-    """Return the index of an element from its place among all.
-
-    `torch.unravel_index` does the same, and imports sympy for it.
-    """
-    index = []
-    for size in reversed(shape):
-        index.insert(0, place % size)
-        place = place // size
-    return index

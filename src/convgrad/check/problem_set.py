@@ -56,6 +56,10 @@ mb1ic2id3ih3iw4oc2kd3kh3kw3sd2sh2sw2pd1ph1pw1 transposed
 """
 
 
+def parsed(problem: ConvProblem | str) -> ConvProblem:
+    return ConvProblem.parse(problem) if isinstance(problem, str) else problem
+
+
 def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
     """Return the problem with other values and the output size that follows from them; None if they make none."""
     names = ("input_size", "kernel_size", "stride", "padding", "dilation")
@@ -79,17 +83,15 @@ def default_problems() -> Iterator[ConvProblem]:
     """
     for table in (_ONE, _TWO, _THREE):
         for i, line in enumerate(table.split(";")):
-            both = list(_in_layouts(line))
+            both = in_layouts(ConvProblem.parse(line))
             yield from both
             like = both[-1 if i // len(_VARIANTS) % 2 else 0]
             yield like.replace(dtype=_VARIANTS[i % len(_VARIANTS)])
 
 
-def _in_layouts(line: str) -> Iterator[ConvProblem]:
-    """Yield the problem as it is and, if it has another layout, in channels_last."""
-    yield (p := ConvProblem.parse(line))
-    if p.ndim > 1:
-        yield p.replace(memory_format=channels_last_of(p.ndim))
+def in_layouts(p: ConvProblem) -> list[ConvProblem]:
+    """Return the problem, contiguous and, if it has images, in channels_last."""
+    return [p.replace(memory_format=f) for f in dict.fromkeys((torch.contiguous_format, channels_last_of(p.ndim)))]
 
 
 # ---- layers of known networks, of sizes that no small problem has ---------------------------------
@@ -115,7 +117,7 @@ mb1g64ic64id14oc64kd3pd1n"X3D"
 
 def real_layers() -> list[ConvProblem]:
     """Return layers of known networks in float32, contiguous and in channels_last."""
-    return [p for line in _LAYERS.split(";") for p in _in_layouts(line)]
+    return [p for line in _LAYERS.split(";") for p in in_layouts(ConvProblem.parse(line))]
 
 
 # ---- problems for one kernel, and random ones ----------------------------------------------------
@@ -172,11 +174,8 @@ def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProbl
     for number in range(-len(known), _MOST_DRAWS):
         if time.monotonic() > end or (number >= _DRAWS and len(found) >= _ENOUGH):
             break
-        p = (
-            known[number]
-            if number < 0
-            else _neighbour(rng, rng.choice(found if found and rng.random() < 0.6 else known))
-        )
+        start = known if number < 0 or not found or rng.random() >= 0.6 else found
+        p = known[number] if number < 0 else _neighbour(rng, rng.choice(start))
         if p is None or p in asked or p.empty:
             continue
         asked.add(p)
@@ -246,7 +245,7 @@ def _change(rng: random.Random, p: ConvProblem) -> dict[str, Any]:
         {"padding": _each(rng, p.padding, ((0, 0), (one, one), (one, one), (one, other)))},
         {"padding": same_padding(p.kernel_size, p.dilation)},
         *[{"dtype": rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS)}] * 2,
-        {"memory_format": torch.contiguous_format if p.ndim == 1 or p.channels_last else channels_last_of(p.ndim)},
+        {"memory_format": torch.contiguous_format if p.channels_last else channels_last_of(p.ndim)},
         {"origin": "plain" if p.transposed else "transposed"},
         {"has_bias": not p.has_bias},
     ))  # fmt: skip
@@ -362,7 +361,6 @@ def problems(
             size = max(least, effective_kernel(kernel, dilation) - low - high)  # the smallest input with an output
             out = output_length(size, kernel, stride, low, high, dilation)
             dims.append(Dimension(size, out, kernel, stride, low, high, dilation))
-        last = d > 1 and draw(st.booleans())
         return ConvProblem(
             batch=draw(st.integers(1, 3)),
             in_channels=groups * draw(st.integers(1, 3)),
@@ -370,7 +368,7 @@ def problems(
             groups=groups,
             **fields_of(dims),
             dtype=draw(st.sampled_from(dtypes)),
-            memory_format=channels_last_of(d) if last else torch.contiguous_format,
+            memory_format=channels_last_of(d) if draw(st.booleans()) else torch.contiguous_format,
             has_bias=draw(st.booleans()),
             origin=draw(st.sampled_from(("plain", "transposed"))),
         ).canonical()

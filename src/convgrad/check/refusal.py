@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from .._compat import channels_last_of
 from ..problem import ConvProblem, Output
 from ..tables import counted
 from .kernels import NO, CustomBackend, Functions
 from .loading import loading
+from .problem_set import in_layouts
 from .properties import ALL_PROPERTIES
 from .report import CheckResult
 from .suite import check_problem
 
 #: How many of the properties that a problem lacks are shown.
 _SHOWN = 3
+_RAISED = "it raised"
 _EXPLAINS_THE_REST = ("it wrote", "it changed")
 _DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _NO_GPU = (
@@ -58,54 +59,48 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
     return "\n".join(lines)
 
 
-def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, passed: int, name: str, how: str) -> str:
+def lost(name: str, output: Output, problem: ConvProblem | None, passed: int, property_name: str, how: str) -> str:
     """Return the message for a kernel that crashed or hung; without a problem, while one was searched for."""
     if problem is None:
-        return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"
-    meaning = (ALL_PROPERTIES[name].__doc__ or "").strip().splitlines()
-    return "\n".join(
-        [
-            f"{backend.name!r} is refused: its {output} {how} ({counted(passed)} passed)",
-            f"  the property being checked, {name}: {' '.join(line.strip() for line in meaning)}",
-            f"  the problem: {problem}",
-            *([] if problem.dtype == torch.float32 else [f"  {_DTYPES}"]),
-            *_repeat(backend.name, problem, output, "cpu", name),
-        ]
-    )
+        return f"{name!r} is refused: its accepts, called for {output}, {how}"
+    meaning = " ".join((ALL_PROPERTIES[property_name].__doc__ or "").split())
+    hints = [f"the property being checked, {property_name}: {meaning}"]
+    hints += [] if problem.dtype == torch.float32 else [_DTYPES]
+    return wrong([CheckResult(name, problem, output, property_name, "failed")], hints, f"{counted(passed)} passed", how)
 
 
-def wrong(failures: Sequence[CheckResult], hints: Sequence[str], when: str) -> str:
-    """Return the message for a wrong kernel: the failures, its operands, and the problem; ``when`` it was found."""
+def wrong(failures: Sequence[CheckResult], hints: Iterable[str], when: str, what: str = "") -> str:
+    """Return the message for a wrong kernel: the failures, its operands, and the problem; ``when`` it was found.
+
+    Args:
+        what: it did, if that says all.
+    """
     failures = [r for r in failures if r.message.startswith(_EXPLAINS_THE_REST)] or failures
-    first = failures[0]
-    raised = next((r for r in failures if r.message.startswith("it raised")), None)
-    if raised is not None:
-        what = raised.message.removeprefix("it ")
-        failures, first = [], raised
-    else:
-        what = "is wrong"
-    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({when})"]
-    distinct = {r.message: r for r in reversed(failures)}  # the first of each
+    first = next((r for r in failures if r.message.startswith(_RAISED)), failures[0])
+    if first.message.startswith(_RAISED):
+        what = first.message.removeprefix("it ")
+    lines = [f"{first.backend!r} is refused: its {first.output} {what or 'is wrong'} ({when})"]
+    distinct = {} if what else {r.message: r for r in reversed(failures)}  # the first of each
     for r in [*reversed(distinct.values())][:_SHOWN]:
         lines.append(f"  {r.property_name}: {r.message}")
-        if r.bound:
-            lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
-    if first.operands:
-        lines.append(f"  it was called with {first.operands}")
-    lines.append(f"  the problem: {first.problem}")
-    lines += [f"  {hint}" for hint in hints]
-    return "\n".join([*lines, *_repeat(first.backend, first.problem, first.output, first.device, first.property_name)])
+        lines += [f"    worst error {r.worst:.6g}, allowed {r.bound:.6g}"] if r.bound else []
+    lines += [f"  it was called with {first.operands}"] if first.operands else []
+    lines += [f"  the problem: {first.problem}", *(f"  {hint}" for hint in hints)]
+    source = loading.get()
+    if source is not None:  # a command, which registers the kernels of --kernels without checking them
+        return "\n".join([*lines, f"  repeat: {first.repeat(source.source)}"])
+    return "\n".join([*lines, "  to repeat it, register it with verify=False and call", f"    {first.repeat(None)}"])
 
 
 def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int) -> Iterator[str]:
     """Yield what to change, where that is known."""
     failure, names = failures[0], {r.property_name for r in failures}
-    p = failure.problem
+    p, raised = failure.problem, failure.message.startswith(_RAISED)
     if known := [hint for words, hint in _HINTS.items() if any(words in r.message for r in failures)]:
         yield known[0]
     elif all("gave other bits" in r.message for r in failures):
         yield _ATOMICS
-    elif p.transposed and failure.output == "forward" and failure.message.startswith(("it raised", "forward of")):
+    elif p.transposed and failure.output == "forward" and (raised or failure.message.startswith("forward of")):
         yield _TRANSPOSED
     elif "bound" in names <= {"bound", "bias"}:  # right on integers, so only the rounding is in question
         yield _ROUNDING
@@ -116,25 +111,20 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
             f"it is right where the same tensors are {layout}; a function that needs that says so: "
             f'layouts=("{layout}",)'
         )
-    elif failure.message.startswith("it raised") and isinstance(backend.own, Functions):
+    elif raised and isinstance(backend.own, Functions):
         yield from backend.own.unsaid(failure.output)
 
 
 def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) -> str:
     """Return the layout in which the problem passes, of two that the backend takes; empty if there is none."""
-    p = failure.problem
-    if p.ndim == 1 or not {"channels_last", "contiguous"} <= {*backend.layouts}:
+    p, both = failure.problem, ("contiguous", "channels_last")
+    if p.ndim == 1 or not {*both} <= {*backend.layouts}:
         return ""
-    other = p.replace(memory_format=torch.contiguous_format if p.channels_last else channels_last_of(p.ndim))
-    where, names = {"device": failure.device, "repeats": repeats}, [failure.property_name]
-    # Twice: a kernel that fails now and then is not told of layouts.
-    found = [check_problem(backend, q, failure.output, properties=names, **where)[0].status for q in (other, p) * 2]
-    return ("contiguous" if p.channels_last else "channels_last") if found == ["passed", "failed"] * 2 else ""
-
-
-def _repeat(name: str, problem: ConvProblem, output: Output, device: str, property_name: str) -> list[str]:
-    result = CheckResult(name, problem, output, property_name, "failed", device=device)
-    source = loading.get()
-    if source is not None:  # a command, which registers the kernels of --kernels without checking them
-        return [f"  repeat: {result.repeat(source.source)}"]
-    return ["  to repeat it, register it with verify=False and call", f"    {result.repeat(None)}"]
+    # The right one first, and each twice: a kernel that fails now and then is not told of layouts.
+    order = [*in_layouts(p)][:: 1 if p.channels_last else -1] * 2
+    only, device = [failure.property_name], failure.device
+    results = [
+        check_problem(backend, q, failure.output, device=device, repeats=repeats, properties=only) for q in order
+    ]
+    found = [result.status for (result,) in results]
+    return both[not p.channels_last] if found == ["passed", "failed"] * 2 else ""

@@ -20,13 +20,14 @@ from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
 from ..engine import unregister as remove
 from ..errors import UnknownNameError
-from ..problem import OUTPUTS, PASSES, ConvProblem, Outputs
+from ..problem import OUTPUTS, PASSES, ConvProblem
 from . import arguments, speed
 from .arguments import METHODS, Method
 from .digest import digest
 from .kernels import Accepts, CustomBackend, Functions, UserKernel, as_tuple, in_words
 from .loading import loading
-from .problem_set import FLOATS
+from .problem_set import FLOATS, parsed
+from .properties import calls_of
 from .verify import verify as check_suite
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -167,7 +168,7 @@ class Registration:
     def __post_init__(self) -> None:
         for option in ("layouts", "dtypes", "problems", *["devices"] * (self.devices is not None)):
             setattr(self, option, as_tuple(option, getattr(self, option)))
-        self.problems = [ConvProblem.parse(p) if isinstance(p, str) else p for p in self.problems]
+        self.problems = [*map(parsed, self.problems)]
         _check_name(self.name)
         _each("args", self.args)
         for accepts in _each("accepts", self.accepts):
@@ -216,16 +217,16 @@ class Registration:
             given = options | {"args": self.args, "accepts": self.accepts}
             if stated := [o for o, value in given.items() if value != usual[o].default]:
                 raise TypeError(f"a Backend states {' and '.join(stated)} itself: register has no such option for it")
-            return CustomBackend(self.name, _instance(what), self.devices, self.prefer)
-        if isinstance(what, type):
-            what = _static_methods(what)
-        functions: dict[Method, Any] = what if isinstance(what, dict) else {"forward": what}
-        kernels: dict[Method, UserKernel] = {m: self._kernel(function, m) for m, function in functions.items()}
-        return CustomBackend(self.name, Functions(self.name, kernels, **options), self.devices, self.prefer)
-
-    def _kernel(self, function: Callable[..., Any], method: Method) -> UserKernel:
-        args, accepts = (o.get(method) if isinstance(o, Mapping) else o for o in (self.args, self.accepts))
-        return UserKernel(function, arguments.check(function, args, method), accepts)
+            own = _instance(what)
+        else:
+            what = _static_methods(what) if isinstance(what, type) else what
+            functions: dict[Method, Any] = what if isinstance(what, dict) else {"forward": what}
+            kernels: dict[Method, UserKernel] = {}
+            for method, function in functions.items():
+                args, accepts = (o.get(method) if isinstance(o, Mapping) else o for o in (self.args, self.accepts))
+                kernels[method] = UserKernel(function, arguments.check(function, args, method), accepts)
+            own = Functions(self.name, kernels, **options)
+        return CustomBackend(self.name, own, self.devices, self.prefer, self.problems)
 
     def check(self, backend: CustomBackend) -> None:
         """Run the conformance suite on a backend and time it; it then says what was found.
@@ -233,7 +234,6 @@ class Registration:
         Raises:
             CheckError: a result is wrong.
         """
-        backend.named = self.problems
         _check_named(backend)
         source = loading.get()
         backend.source = None if source is None else source.source
@@ -289,10 +289,9 @@ def _each(option: str, given: Any) -> list[Any]:
 
 def _check_named(backend: CustomBackend) -> None:
     """Refuse a named problem that nothing of the backend accepts."""
-    computed: list[Outputs] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in backend.named:
-        against = [backend.against(problem, outputs, place) for outputs in computed for place in places]
+        against = [backend.against(problem, outputs, place) for outputs in calls_of(backend) for place in places]
         if problem.empty or all(against):
             reasons = dict.fromkeys(chain(*against)) or ["it is empty"]
             raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,19 +22,19 @@ from ..problem import OUTPUTS, ConvProblem, Output, Outputs
 from .kernels import CustomBackend
 from .loading import foreign_frames
 from .modules import ConvModule, backend_of
-from .problem_set import default_problems, drawn, shrunk
-from .properties import ALL_PROPERTIES, PROPERTIES, Differs, Failed, PropertyCheck, Skipped, calls_with, described
+from .problem_set import default_problems, drawn, parsed, shrunk
+from .properties import ALL_PROPERTIES, PROPERTIES, Failed, PropertyCheck, Skipped, calls_of, described
 from .report import CheckReport, CheckResult, Status
 
 
 def outputs_of(backend: Backend) -> Outputs:
     """Return all outputs that a backend can compute, alone or in a sweep."""
-    return tuple(o for o in OUTPUTS if calls_with(backend, o))
+    return tuple(o for o in OUTPUTS if calls_of(backend, o))
 
 
 def accepts(backend: Backend, problem: ConvProblem, device: torch.device) -> bool:
     """Whether a backend can compute anything of a problem."""
-    return not all(backend.against(problem, call, device) for o in OUTPUTS for call in calls_with(backend, o))
+    return not all(backend.against(problem, call, device) for call in calls_of(backend))
 
 
 def check_problem(
@@ -81,7 +82,6 @@ def check_problem(
     if unknown := [name for name in names if name not in ALL_PROPERTIES]:
         raise ValueError(f"unknown property {unknown[0]!r}; properties are {', '.join(ALL_PROPERTIES)}")
     backend = get_backend(backend) if isinstance(backend, str) else backend
-    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch was built without it
@@ -92,9 +92,8 @@ def check_problem(
         if progress is not None:
             progress(name)
 
-    check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats, threads, doing)
-    reasons = check.reasons_against()
-    if reasons:
+    check = PropertyCheck(backend, parsed(problem), output, torch.device(device), seed, repeats, threads, doing)
+    if reasons := check.reasons_against():
         return [_result(check, "usable", "skipped", "; ".join(reasons))]
     results: list[CheckResult] = []
     failed: dict[str, str] = {}
@@ -108,18 +107,18 @@ def check_problem(
 
 
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
-    check.outputs = check.calls[0]
+    check.outputs, check.worst = check.calls[0], (0.0, 0.0)
     try:
-        worst, bound = max(ALL_PROPERTIES[name](check), default=(0.0, 0.0))
+        ALL_PROPERTIES[name](check)
     except Skipped as e:
         return _result(check, name, "skipped", str(e))
     except Failed as e:
         sweep = f", in the sweep {check.outputs}" if len(check.outputs) > 1 else ""
-        return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e) + sweep, e.worst, e.bound)
+        return _result(check, name, e.status, str(e) + sweep, e.worst, e.bound)
     except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
         where = "".join(f" ({f.filename}:{f.lineno})" for f in foreign_frames(e)[-1:])
         return _result(check, name, "failed", described(e) + where, float("inf"))
-    return _result(check, name, "passed", "", worst, bound)
+    return _result(check, name, "passed", "", *check.worst)
 
 
 def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> CheckResult:
@@ -172,7 +171,7 @@ def check_backend(
         raise TypeError("args and accepts belong to a function; a backend states them itself")
     backend = get_backend(what) if isinstance(what, str) else what
     given = problems_for(backend) if problems is None else problems
-    todo = [ConvProblem.parse(p) if isinstance(p, str) else p for p in given]
+    todo = [parsed(p) for p in given]
     chosen = outputs_of(backend) if outputs is None else tuple(outputs)
     names = None if properties is None else tuple(properties)
     end = float("inf") if seconds is None else time.monotonic() + seconds
@@ -226,26 +225,15 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device:
         return not (backend.against(p, outputs, device) or backend.wrong_here(p, outputs, device)[0])
 
     small = shrunk(problem, _FLOPS, usable)
-    if small.flops <= _MOST_FLOPS and usable(small):
-        for output in outputs:
-            check = PropertyCheck(backend, small, output, device)
-            check.outputs = outputs
-            if why := _wrong(check):
-                return f"{output} of {small}: {why}"
-    return ""
-
-
-def _wrong(check: PropertyCheck) -> str:
-    for integers in (True, False) if check.problem.dtype.is_floating_point else (True,):
-        try:
-            operands = check.integers() if integers else check.reals()
-            check.compare(check.run(operands), operands, integers=integers)
-        except Skipped:  # mostly zeros
-            continue
-        except Failed as error:
-            return str(error)
-        except Exception as error:  # a user's function may raise anything
-            if out_of_memory(error):
-                raise
-            return described(error)
+    for output in outputs if small.flops <= _MOST_FLOPS and usable(small) else ():
+        check = PropertyCheck(backend, small, output, device)
+        check.outputs = outputs
+        for make in (check.integers, *[check.reals] * small.dtype.is_floating_point):
+            try:
+                with suppress(Skipped):  # mostly zeros
+                    check.compare(check.run(make()), make(), integers=make == check.integers)
+            except Exception as error:  # a user's function may raise anything
+                if out_of_memory(error):
+                    raise
+                return f"{output} of {small}: {error if isinstance(error, Failed) else described(error)}"
     return ""

@@ -26,7 +26,7 @@ from . import refusal
 from .child import Lost, NoChild, in_child, why_not_in_child
 from .kernels import CustomBackend, without_values
 from .problem_set import cost, drawn, is_large
-from .properties import calls_with
+from .properties import calls_of
 from .suite import check_problem, outputs_of
 
 #: A kernel with fewer problems of an output that passed is not verified.
@@ -107,19 +107,18 @@ class _Check:
         doing: Any = (self.outputs[0], None, 0, "")  # what `_examine` sent last
         result = None
 
-        def work(send: Callable[[Any], None]) -> None:
-            send(self._examine(lambda *what: send(what)))
-
         def patience() -> float:
             return _PATIENCE if doing[1] and doing[2] else _FIRST_PATIENCE
 
         try:
-            for message in () if self.alone else in_child(work, patience):
+            for message in (
+                () if self.alone else in_child(lambda send: send(self._examine(lambda *what: send(what))), patience)
+            ):
                 doing, result = (doing, message) if isinstance(message, _Result) else (message, None)
         except NoChild as no:
             self.alone = str(no)
         except Lost as lost:
-            return _Result(refusal.lost(self.backend, *doing, how=str(lost)), Counter())
+            return _Result(refusal.lost(self.backend.name, *doing, how=str(lost)), Counter())
         if result and _UNFIT in result.refusal:
             self.alone, result = "PyTorch cannot differentiate in a fork of this process", None
         threads = torch.get_num_threads()
@@ -182,7 +181,7 @@ class _Check:
                 left -= 1
                 torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
                 if failures := [r for r in results if r.status == "failed"]:
-                    hints = [*refusal.advice(self.backend, failures, _REPEATS)]
+                    hints = refusal.advice(self.backend, failures, _REPEATS)
                     return _Result(refusal.wrong(failures, hints, f"{counted(passed.total())} passed"), passed)
                 if number:
                     took, took_cost = took + time.monotonic() - begin, took_cost + cost(problem)
@@ -191,7 +190,7 @@ class _Check:
 
     def _problems(self, output: Output) -> tuple[list[ConvProblem], list[tuple[str, int]]]:
         """Return the problems of an output, those named first, and reasons against others."""
-        computed, place = calls_with(self.backend, output), torch.device(self.device)
+        computed, place = calls_of(self.backend, output), torch.device(self.device)
         reasons = Counter[str]()
 
         def computes(p: ConvProblem) -> bool:

@@ -87,15 +87,11 @@ app = typer.Typer(
 
 
 class Result(NamedTuple):
-    """The result of a command: plain data, in which a number's name says its unit, and an exit status.
-
-    Args:
-        command: which prints such data, where that is another one.
-    """
+    """The result of a command: plain data, in which a number's name says its unit, and an exit status."""
 
     data: Any
     status: int = 0
-    command: str = ""
+    command: str = ""  # which prints such data, where that is another one
 
 
 def command(

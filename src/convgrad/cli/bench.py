@@ -12,6 +12,7 @@ from ..tables import Table, csv_text
 from . import options
 from .app import Result, app, command, device_here, fail, finite, say
 from .models import MODELS
+from .options import OfModel
 
 
 class _Bench(TyperGroup):
@@ -73,7 +74,7 @@ def problems(
     if "grad_bias" in (output or ()):
         raise fail("grad_bias is not timed on its own", "forward, grad_input or grad_weight")
     place = device_here(device)
-    given, directions = read_problems(what, transposed, (place, shape, dtype, channels_last))
+    given, directions = read_problems(what, transposed, (place, OfModel(shape, dtype, channels_last)))
     if keep:
         keep_memory()
     return run_problems(given, directions, backend or [], output or [], place, seconds, limit, as_csv)
@@ -118,14 +119,14 @@ def steps(
     from .tune import jobs_of, measure_all
 
     keep_memory()
-    place, last = device_here(device), layout == "channels_last"
+    place, of = device_here(device), OfModel(shape, dtype, layout == "channels_last")
     rows: list[dict[str, Any]] = []
     for name in models:
         with torch.autocast(place.type, torch.bfloat16, enabled=autocast):
             if measure:
-                given, _ = read_problems([name], models=(place, shape, dtype, last), linear=True)
+                given, _ = read_problems([name], models=(place, of), linear=True)
                 measure_all([*dict.fromkeys(jobs_of(given))], place)
-            profile = profile_of(name, place, shape, dtype, last, seconds)
+            profile = profile_of(name, place, of, seconds)
         say(f"{name}: {profile.finding}")
         rows += [{"model": name, **vars(variant)} for variant in profile.variants]
     say(Table(rows, {

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..backends import COPY, Backend
+from ..backends import COPY
 from ..check import check_problem, shrunk
-from ..diagnostics import BEYOND, TOO_LOW, Machine, compared, limits_of
+from ..diagnostics import BEYOND, TOO_LOW, Load, Machine, compared, limits_of, requested
 from ..engine import Step, backends, choose, get_backend, reasons_against
 from ..engine.measure import Ratio, conditions
 from ..problem import PASSES, ConvProblem, Pass, passes_of
@@ -49,24 +49,19 @@ _COLUMNS: Columns[Line] = {
 
 
 def run_problems(
-    problems: Sequence[ConvProblem],
-    directions: Mapping[ConvProblem, Collection[Pass]],
-    names: list[str],
-    outputs: Collection[str],
-    place: torch.device,
-    seconds: float,
-    limit: bool,
-    as_csv: Path | None,
-) -> Result:
+    problems: Sequence[ConvProblem], directions: Mapping[ConvProblem, Collection[Pass]], names: list[str],
+    outputs: Collection[str], place: torch.device, seconds: float, limit: bool, as_csv: Path | None,
+) -> Result:  # fmt: skip
     """Time and print every problem."""
     for problem in problems:
         if problem.empty:
             raise fail(f"{problem} is empty: there is nothing to time")
     lines: list[Line] = []
+    warnings: dict[str, list[str]] = {}
     interrupted = False
     try:
         for problem in problems:
-            before = len(lines)
+            before, load = len(lines), Load()
             known = limits_of(Machine.here(place.type), problem.dtype, measured=limit)
             least = known and known.seconds(problem)
             try:
@@ -76,7 +71,9 @@ def run_problems(
                         lines.append(line | _timed(problem, pass_, name, place, seconds, least))
             finally:
                 if lines[before:]:
-                    say(problem)
+                    if said := load.warnings(place, problem.dtype):
+                        warnings[str(problem)] = [*said]
+                    say("\n".join([*said, str(problem)]))
                     say(Table(lines[before:], _COLUMNS))
     except KeyboardInterrupt:
         interrupted = True
@@ -89,7 +86,8 @@ def run_problems(
         as_csv.write_text(csv_text([[*_UNTIMED], *(line.values() for line in lines)]), encoding="utf-8")
     bad = any(line["wrong"] for line in lines) or all(line["speed"] is None for line in lines)
     rows = [{"fraction_of_limit" if name == "of_limit" else name: v for name, v in line.items()} for line in lines]
-    return Result({"conditions": conditions(str(place)), "problems": rows}, 130 if interrupted else int(bad))
+    data = {"conditions": conditions(str(place)), "problems": rows, "warnings": warnings}
+    return Result(data, 130 if interrupted else int(bad))
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
@@ -102,13 +100,11 @@ def _timed(
     problem: ConvProblem, pass_: Pass, name: str, device: torch.device, seconds: float, least: float | None
 ) -> Line:
     """The columns of a line that are found by running it."""
-    backend, stock = get_backend(name), dict[str, Backend]()
-    for one in ("aten", "aten:channels_last"):  # a sequence in channels_last is an image of one row
-        pytorchs = get_backend(one + COPY * (problem.padding_mode != "zeros"))
-        if not reasons_against(pytorchs, problem, (pass_,), device, requested=True):
-            stock[one] = pytorchs
+    backend, copy = get_backend(name), COPY * (problem.padding_mode != "zeros")
+    given, last = f"aten{copy}", f"aten:channels_last{copy}"  # a sequence in channels_last is an image of one row
+    stock = requested([given, last], problem, (pass_,), device)
     against = reasons_against(backend, problem, (pass_,), device)
-    if not against and "aten" not in stock:
+    if not against and given not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
         return {"note": "; ".join(against)}
@@ -116,9 +112,7 @@ def _timed(
     for result in check_problem(name, small, pass_, device=device, properties=("exact", "bound")):
         if result.status == "failed":
             return {"note": f"wrong: {result.message}", "wrong": True}
-    candidates = {
-        one: (problem, (Step(b, (pass_,), "requested by name"),)) for one, b in {"mine": backend, **stock}.items()
-    }
+    candidates = {"mine": (problem, (Step(backend, (pass_,), "requested by name"),)), **stock}
     seen = compared(candidates, (pass_,), device, baselines=[*stock], seconds=seconds)
     if seen is None:
         return {"note": "no memory for it"}
@@ -129,6 +123,6 @@ def _timed(
         "gflops_per_second": problem.flops / took * 1e-9,
         "of_limit": least and least / took,
         "pytorch_milliseconds": seen.seconds(best) * 1e3,
-        "pytorch_layout": "as given" if best == "aten" else best.removeprefix("aten:"),
+        "pytorch_layout": "as given" if best == given else "channels_last",
         **dict(zip(("speed", "speed_low", "speed_high"), seen.speedup("mine"), strict=True)),
     }

@@ -113,10 +113,9 @@ def check(
     report, took = CheckReport("", tuple(result for _, found in each for result in found)), time.monotonic() - start
     checked = [reduced for reduced, found in each if any(r.property_name != "usable" for r in found)]
     declined, reduced = len(each) - len(checked), sum(checked)
-    unusable = f", {declined} not checked" if declined else ""
     before = {"": "", "interrupted": "interrupted after "}.get(stopped, f"stopped: {stopped} after ")
-    say(f"{before}{len(checked)} of {len(problems)} problems{unusable}: {report.counts} "
-        f"({', '.join(properties)}; {took:.0f} s)")  # fmt: skip
+    say(f"{before}{len(checked)} of {len(problems)} problems{f', {declined} not checked' if declined else ''}: "
+        f"{report.counts} ({', '.join(properties)}; {took:.0f} s)")  # fmt: skip
     if reduced:
         say(f"{counted(reduced)} checked at a reduced size; --full checks them as they are")
     for reason in report.reasons():
@@ -134,8 +133,7 @@ def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], 
     from ..check import search_aten
     from ..engine import record
 
-    findings: list[dict[str, str]] = []
-    done, ended = 0, True
+    findings, done, ended = list[dict[str, str]](), 0, True
     with progress("searching", 100) as moved:
 
         def look(share: float, problems: int) -> None:

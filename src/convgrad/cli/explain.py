@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +12,10 @@ import typer
 from . import options
 from .app import Result, command, device_here, fail, say, width
 from .models import MODELS, explained
-from .options import is_problem, only_for, outputs_named
+from .options import OfModel, is_problem, outputs_named
 from .report import profile_of
 
 if TYPE_CHECKING:
-    import torch
-
     from ..diagnostics import Explanation, Machine, ModelExplanation
 
 
@@ -60,8 +57,8 @@ def explain_command(
     from ..diagnostics import explain_problem, measured
     from ..problem import DTYPES, ConvProblem
 
-    of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
-    only_for("model", what, not is_problem(what), of_models, f'"{what} bfloat16 channels_last" states it')
+    of = OfModel(shape, dtype, channels_last)
+    of.only_for(not is_problem(what), what, f'"{what} bfloat16 channels_last" states it', layer=layer)
     places, outputs, single = [_place(text) for text in device or ["here"]], outputs_named(output), is_problem(what)
     if measure and not any(machine.is_here for machine, *_ in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
@@ -69,8 +66,7 @@ def explain_command(
         if output or len(places) > 1:
             raise fail("--measure times a model's whole step, here, every output", "name some layers with --layer")
         ((machine, stated, last),) = places
-        of, last = str(stated).removeprefix("torch.") if stated else dtype, channels_last or last
-        profile = profile_of(what, device_here(machine.device_type), shape, of, last)
+        profile = profile_of(what, device_here(machine.device_type), _stated(of, stated, last))
         say(profile.text(min(width(), 100), everything=everything))
         return Result(profile.to_dict(), command="report")
     if rules and not (layer or single):
@@ -81,17 +77,23 @@ def explain_command(
         if single:
             problem = ConvProblem.parse(what)
             layout = channels_last_of(problem.ndim) if last else problem.memory_format
-            problem = problem.replace(memory_format=layout, dtype=stated or problem.dtype)
+            problem = problem.replace(memory_format=layout, dtype=DTYPES[stated] if stated else problem.dtype)
             answers.append(explain_problem(problem, outputs, machine))
         else:
-            of = stated or DTYPES[dtype or "float32"]
-            models.append(explained(what, machine, of, last or channels_last, shape, outputs))
-    if layer:
-        answers, models = _of_layers(models, layer), []
+            models.append(explained(what, machine, _stated(of, stated, last), outputs))
+    if layer:  # one after another, each for all machines; a linear layer counts as a convolution on a CPU only
+        chosen = [one for model in models for one in model.select(layer)]
+        names = dict.fromkeys(one.names for one in chosen)
+        answers, models = [one.explanation for name in names for one in chosen if one.names == name], []
     if measure is not False:
         answers = [measured(answer) if answer.machine.is_here else answer for answer in answers]
     if plot is not None:
-        _draw(answers or models, plot)
+        drawn = answers or models
+        if len(drawn) != 1:
+            raise fail(f"--plot draws one roofline, and these are {len(drawn)}", "one --device, and no --layer")
+        if find_spec("matplotlib") is None:
+            raise fail("--plot needs matplotlib", "pip install 'convgrad[report]'")
+        drawn[0].plot(plot)
     texts = [
         *(model.text(width()) for model in models),
         *(answer.text(width(), everything=everything) + (_rules(answer) if rules else "") for answer in answers),
@@ -100,7 +102,7 @@ def explain_command(
     return Result({"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
 
 
-def _place(text: str) -> tuple[Machine, torch.dtype | None, bool]:
+def _place(text: str) -> tuple[Machine, str, bool]:
     """Read ``"h100 bfloat16 channels_last"``: a machine, among whose words a dtype and the layout may stand."""
     from ..diagnostics import Machine
     from ..problem import DTYPES
@@ -108,23 +110,12 @@ def _place(text: str) -> tuple[Machine, torch.dtype | None, bool]:
     words = text.replace(",", " ").split()
     dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
     rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
-    return Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words
+    return Machine.parse(rest or "here"), next(iter(dtypes), ""), "channels_last" in words
 
 
-def _of_layers(models: list[ModelExplanation], words: str) -> list[Explanation]:
-    """Layer by layer, for one machine after another; a linear layer counts as a convolution on a CPU only."""
-    result: dict[tuple[str, ...], list[Explanation]] = {}
-    for layer in (layer for model in models for layer in model.select(words)):
-        result.setdefault(layer.names, []).append(layer.explanation)
-    return list(chain(*result.values()))
-
-
-def _draw(answers: list[Explanation] | list[ModelExplanation], path: Path) -> None:
-    if len(answers) != 1:
-        raise fail(f"--plot draws one roofline, and these are {len(answers)}", "one --device, and no --layer")
-    if find_spec("matplotlib") is None:
-        raise fail("--plot needs matplotlib", "pip install 'convgrad[report]'")
-    answers[0].plot(path)
+def _stated(of: OfModel, dtype: str, last: bool) -> OfModel:
+    """Return the options of a model with what is stated among the words of a machine."""
+    return of._replace(dtype=dtype or of.dtype, last=last or of.last)
 
 
 def _rules(answer: Explanation) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .app import RequestError, fail
-from .options import DTYPES, no_file
+from .options import DTYPES as MODEL_DTYPES
+from .options import OfModel, no_file
 
 if TYPE_CHECKING:
     import torch
@@ -24,19 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A model whose class transformers has, with random weights: nothing is downloaded.
+    """A model whose class transformers has, with random weights: nothing is downloaded."""
 
-    Args:
-        config: transformers' class of its configuration.
-        options: what differs from that class's defaults: the published small variant, few layers of a kind.
-        input: the shape of one sample: of an image, whose size is free, or the length of a sequence.
-        vocabulary: of a model that reads numbers of words.
-    """
-
-    config: str
-    options: dict[str, Any] = field(default_factory=dict)
-    input: tuple[int, ...] = (3, 224, 224)
-    vocabulary: int = 0
+    config: str  # transformers' class of its configuration
+    options: dict[str, Any] = field(default_factory=dict)  # other than its defaults: a small variant, few layers
+    input: tuple[int, ...] = (3, 224, 224)  # of one sample: of an image, whose size is free, or a sequence's length
+    vocabulary: int = 0  # of a model that reads numbers of words
 
     def build(self) -> nn.Module:
         """Return the model on the device of the block; on meta it takes no memory."""
@@ -133,21 +127,12 @@ def _own(name: str) -> Callable[[], Any]:
     return result
 
 
-def explained(
-    name: str,
-    machine: Machine,
-    dtype: torch.dtype,
-    channels_last: bool,
-    shape: str = "",
-    outputs: tuple[Output, ...] | None = None,
-) -> ModelExplanation:
-    """Explain each convolution of a model, which is built without memory."""
+def explained(name: str, machine: Machine, of: OfModel, outputs: tuple[Output, ...] | None = None) -> ModelExplanation:
+    """Explain each convolution of a model, which is built without memory; in float32 unless a dtype is stated."""
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
     from ..models import arguments
 
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise fail(f"PyTorch makes no model of {dtype}", f"one of {', '.join(DTYPES)}")
-    net, given = with_inputs(name, "meta", dtype, channels_last, shape)
+    net, given = with_inputs(name, "meta", of._replace(dtype=of.dtype or "float32"))
     args, kwargs = arguments(given)
     result = explain(net, *args, **kwargs, device=machine, outputs=outputs)
     if isinstance(result, Explanation):
@@ -158,32 +143,26 @@ def explained(
 # ---- its inputs ------------------------------------------------------------------------------------
 
 
-def with_inputs(
-    name: str,
-    device: torch.device | str,
-    dtype: torch.dtype | None = None,
-    channels_last: bool = False,
-    shape: str = "",
-) -> tuple[nn.Module, Any]:
-    """Return a model and its inputs, in a dtype and a layout.
-
-    Args:
-        dtype: of its parameters and of inputs that are real; None: as its function made them.
-        shape: of its input; else it gets what its function returns, or two samples of the usual size.
-    """
+def with_inputs(name: str, device: torch.device | str, of: OfModel) -> tuple[nn.Module, Any]:
+    """Return a model and its inputs as its options say."""
     import torch
     from torch.utils._pytree import tree_map_only
 
+    from ..problem import DTYPES
+
+    dtype = DTYPES[of.dtype] if of.dtype else None
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise fail(f"PyTorch makes no model of {dtype}", f"one of {', '.join(MODEL_DTYPES)}")
     net, given = build(name, device)
     if str(device) != "meta":
         net = net.to(device)
-    if shape or given is None:
+    if of.shape or given is None:
         with torch.device(device):
-            given = example_input(name, shape)
+            given = example_input(name, of.shape)
     if dtype is not None:
         net = net.to(dtype=dtype)
         given = tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, given)
-    return in_channels_last(net, given) if channels_last else (net, given)
+    return in_channels_last(net, given) if of.last else (net, given)
 
 
 def example_input(name: str, shape: str = "") -> torch.Tensor:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -75,6 +75,19 @@ def only_for(kind: str, what: str, is_one: bool, options: dict[str, object], hin
     for option, given in options.items():
         if given and not is_one:
             raise fail(f"{option} is for a {kind}, and {what!r} is none", hint)
+
+
+class OfModel(NamedTuple):
+    """The options of a model."""
+
+    shape: str = ""  # of its input; else it gets what its function returns, or two samples of the usual size
+    dtype: str = ""  # of its parameters and of inputs that are real; else as its function made them
+    last: bool = False  # in channels_last
+
+    def only_for(self, is_model: bool, what: str, hint: str = "", **more: object) -> None:
+        """Refuse these options, and ``more``, for what is no model."""
+        given = {"--input": self.shape, "--dtype": self.dtype, "--channels-last": self.last}
+        only_for("model", what, is_model, given | {f"--{name}": value for name, value in more.items()}, hint)
 
 
 def _one_of(flags: tuple[str, ...], names: tuple[str, ...], help: str, **settings: Any) -> Any:

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from ..diagnostics import Machine
-from ..problem import DTYPES, PASSES, ConvProblem, Pass, read_problem_file
+from ..problem import PASSES, ConvProblem, Pass, read_problem_file
 from .app import fail
 from .models import explained
-from .options import is_problem, no_file, only_for
+from .options import OfModel, is_problem, no_file
 
 #: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
 _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
@@ -24,16 +24,12 @@ _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
 
 
 def read_problems(
-    whats: Sequence[str],
-    transposed: bool = False,
-    models: tuple[torch.device, str, str, bool] | None = None,
+    whats: Sequence[str], transposed: bool = False, models: tuple[torch.device, OfModel] | None = None,
     linear: bool = False,
-) -> tuple[list[ConvProblem], dict[ConvProblem, set[Pass]]]:
+) -> tuple[list[ConvProblem], dict[ConvProblem, set[Pass]]]:  # fmt: skip
     """Return the problems of some arguments, and what a file's --dir asks for.
 
-    Args:
-        models: may be among the arguments: their device, and their options --input, --dtype and --channels-last.
-        linear: the linear layers of models, too.
+    Models may be among them where their device and options are given, with their linear layers on request.
 
     Raises:
         ValueError: an argument that is no problem and no file, or a line of a file that is no problem.
@@ -46,11 +42,11 @@ def read_problems(
     for what in whats:
         is_file = os.path.isfile(what)  # a text may be too long for a name
         if models is not None:
-            place, shape, dtype, last = models
+            place, of = models
             is_model = not (is_file or is_problem(what))
-            only_for("model", what, is_model, {"--input": shape, "--dtype": dtype, "--channels-last": last})
+            of.only_for(is_model, what)
             if is_model:
-                layers = explained(what, Machine.here(place), DTYPES[dtype or "float32"], last, shape)
+                layers = explained(what, Machine.here(place), of)
                 problems += [layer.problem for layer in layers if linear or layer.kind != "Linear"]
                 continue
         if is_file:
@@ -59,7 +55,9 @@ def read_problems(
                 if isinstance(result, ConvProblem):
                     problems.append(result)
                     for direction in filter(None, options.get("dir", "").split(",")):
-                        passes.setdefault(result, set()).update(_passes(direction, result))
+                        some = (both for name, both in _DIRECTIONS.items() if direction.upper().startswith(name))
+                        asked = next(some, (PASSES, PASSES))[result.transposed]  # of FWD_B, BWD_WB, ...
+                        passes.setdefault(result, set()).update(asked)
                 else:
                     unread.append(result)
         elif "/" in what or os.path.exists(what) or ("." in what and not is_problem(what)):
@@ -69,9 +67,3 @@ def read_problems(
     if unread:
         raise ValueError(f"{unread[0]}{f'; nor can {len(unread) - 1} more be read' if unread[1:] else ''}")
     return problems, passes
-
-
-def _passes(direction: str, problem: ConvProblem) -> tuple[Pass, ...]:
-    """Return the passes of a direction such as ``FWD_B`` or ``BWD_WB``; all of them if it is unknown."""
-    name = next((name for name in _DIRECTIONS if direction.upper().startswith(name)), None)
-    return PASSES if name is None else _DIRECTIONS[name][problem.transposed]

@@ -16,7 +16,7 @@ import typer
 from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
 from .models import MODELS, with_inputs
-from .options import is_script, only_for, writable
+from .options import OfModel, is_script, only_for, writable
 
 if TYPE_CHECKING:
     import torch
@@ -70,8 +70,8 @@ def report(
     target = page and _ready(page)
     before = None if against is None else Profile.read(against)
     of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
-    for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
-    only_for("model", what, not (of_script or is_table), for_a_model)
+    of = OfModel(shape, dtype, channels_last)
+    of.only_for(not (of_script or is_table), what, device=device != "cpu")
     only_for("script", what, of_script, {"--stock": stock, f"the argument {(args or [''])[0]!r}": args})
     status_line = Console(stderr=True).status("starting")
     stage = status_line.update
@@ -84,7 +84,7 @@ def report(
             raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
             left = seconds - (time.perf_counter() - BEGAN) - _PAGE
-            profile = profile_of(what, device_here(device), shape, dtype, channels_last, left, stage)
+            profile = profile_of(what, device_here(device), of, left, stage)
         profile = profile if before is None else profile.against(before)
         if target is not None:
             stage("drawing the page")
@@ -104,24 +104,17 @@ def _ready(page: Path) -> Path | None:
 
 
 def profile_of(
-    name: str,
-    place: torch.device,
-    shape: str,
-    dtype: str,
-    channels_last: bool,
-    seconds: float = 20.0,
-    stage: Callable[[str], object] = lambda _: None,
+    name: str, place: torch.device, of: OfModel, seconds: float = 20.0, stage: Callable[[str], object] = lambda _: None
 ) -> Profile:
     """Measure a training step of a model by name, in so many seconds."""
     from ..diagnostics import profile_model
-    from ..problem import DTYPES
 
     until = time.perf_counter() + seconds
     stage("making the model")
-    model, inputs = with_inputs(name, place, DTYPES[dtype] if dtype else None, channels_last, shape)
-    given = {"--input": shape, "--dtype": dtype, "--device": "" if place.type == "cpu" else str(place)}
+    model, inputs = with_inputs(name, place, of)
+    given = {"--input": of.shape, "--dtype": of.dtype, "--device": "" if place.type == "cpu" else str(place)}
     words = [word for option, value in given.items() if value for word in (option, value)]
-    tune = shlex.join(["convgrad", "tune", *words, *["--channels-last"] * channels_last, name])
+    tune = shlex.join(["convgrad", "tune", *words, *["--channels-last"] * of.last, name])
     left = max(0.1, until - time.perf_counter())
     try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)

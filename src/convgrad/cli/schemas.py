@@ -26,6 +26,7 @@ _EXPLANATION = {
         "output": OUTPUTS, "backend": str, "chosen": bool, "usable": bool, "reasons": [str], "layout": str, "runs": str,
         "workspace_bytes": int, "seconds": _AMOUNT, "fraction_of_limit": _AMOUNT,
     }],
+    "warnings": [str],
 }  # fmt: skip
 _CALL = {
     "layers": [str], "outputs": [str],
@@ -67,7 +68,7 @@ SHAPES: dict[str, Any] = {
     },
     "check": (_CHECK, {"aten_findings": _FINDINGS}),
     "bench": (
-        {"conditions": str, "problems": [{
+        {"conditions": str, "warnings": {str: [str]}, "problems": [{
             "problem": str, "output": OUTPUTS, "backend": str, "note": str, "pytorch_layout": str, "wrong": bool,
             **dict.fromkeys(("milliseconds", "gflops_per_second", "fraction_of_limit", "pytorch_milliseconds", "speed",
                              "speed_low", "speed_high"), _AMOUNT),
@@ -99,11 +100,7 @@ _NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 def schema_of_command(command: str, *, more: bool = True) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints.
-
-    Args:
-        more: whether objects may have other fields, as those of a later release may.
-    """
+    """Return the JSON Schema of what a command prints; objects may have more fields, as a later release's may."""
     if command not in SHAPES:
         raise UnknownNameError.of("no command is called", command, SHAPES)
     envelope = {"schema": f"convgrad {command}", "arguments": [str], "versions": _VERSIONS, "data": SHAPES[command]}

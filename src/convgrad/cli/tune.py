@@ -16,7 +16,7 @@ from . import options
 from .app import BeforeAScript, Result, command, device_here, fail, progress, say, width
 from .check import search_and_record
 from .models import MODELS
-from .options import is_script, only_for
+from .options import OfModel, is_script
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def tune(
         convgrad tune --import choices.json
     """
     from .. import __version__
-    from ..engine import measurements
+    from ..engine import measurements, store
     from ..settings import determinism_demanded
 
     if not (what or export or import_ or forget or aten > 0):
@@ -89,7 +89,7 @@ def tune(
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], (place, shape, dtype, channels_last), data)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], place, OfModel(shape, dtype, channels_last), data)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         if determinism_demanded(place):  # by the script
@@ -100,7 +100,7 @@ def tune(
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
         data["exported_problems"] = sum(measurements.summary().values())
         say(f"choices for {counted(data['exported_problems'])} written to {export}")
-    lost = measurements.unwritten()
+    lost = store.unwritten(measurements.KIND)
     if lost:
         say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
     failed = data.get("script_status") or int(bool(lost) and export is None)
@@ -110,9 +110,7 @@ def tune(
 # ---- what to measure -------------------------------------------------------------------------------
 
 
-def _jobs_of(
-    what: str, args: Sequence[str], models: tuple[torch.device, str, str, bool], data: dict[str, Any]
-) -> Iterable[Job]:
+def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, data: dict[str, Any]) -> Iterable[Job]:
     """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
     from ..diagnostics import Usage, run_script
     from .problem_arguments import read_problems
@@ -120,9 +118,8 @@ def _jobs_of(
     if not is_script(what):
         if args:
             raise fail(f"only a script takes arguments, got {args[0]!r}")
-        return jobs_of(read_problems([what], models=models, linear=True)[0])
-    _, shape, dtype, channels_last = models
-    only_for("model", what, False, {"--input": shape, "--dtype": dtype, "--channels-last": channels_last})
+        return jobs_of(read_problems([what], models=(place, of), linear=True)[0])
+    of.only_for(False, what)
     seen = Usage()
     data["script_status"] = status = run_script(what, args, measure=False, width=width(), usage=seen)
     if not seen.rows:
@@ -174,8 +171,8 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     choices = []
     for problem, outputs in (job for job in jobs if counts[job] or not interrupted):
         steps = choose(problem, outputs, device)
-        names, reason = [step.backend.name for step in steps], steps[0].reason
-        choices.append({"outputs": list(outputs), "backends": names, "reason": reason, "problem": str(problem)})
+        choices.append({"outputs": list(outputs), "backends": [step.backend.name for step in steps],
+                        "reason": steps[0].reason, "problem": str(problem)})  # fmt: skip
     if choices:
         say(Table(choices, {
             "output": (lambda c: "+".join(c["outputs"]), ""),

@@ -11,7 +11,7 @@ from .calls import Call, Trace, Usage, limited, trace, without_figures
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
-from .measure import compared, measured
+from .measure import Load, compared, measured, requested
 from .pictures import by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
@@ -22,25 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
-    "Layer", "Limits", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
+    "Layer", "Limits", "Load", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
-    "run_script", "select_conv_backend", "svg", "trace", "without_figures",
+    "requested", "run_script", "select_conv_backend", "svg", "trace", "without_figures",
 ]  # fmt: skip
-
-#: What makes profiles is loaded when it is first named: it needs `check` and `models`.
-_LATER = {
-    "profile": ("SCHEMA", "Change", "Cost", "Moment", "Profile", "Variant", "changes"),
-    "script": ("profile_script", "profile_table", "run_script"),
-    "step": ("profile_model",),
-}
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
+    """Load what makes profiles when it is first named."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import profile, script, step
 
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return next(getattr(module, name) for module in (profile, step, script) if hasattr(module, name))

@@ -6,9 +6,9 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from .._compat import lock_over_forks
 from ..engine import Event, active, choose, get_backend, observing
 from ..errors import UnknownNameError
+from ..foreign import read_as
 from ..problem import ConvProblem, Outputs, in_order, shown_outputs
 from ..tables import Table, counted, wrapped
 from .aten_rules import Machine, select_conv_backend
@@ -38,52 +39,32 @@ _parsed = lru_cache(maxsize=4096)(ConvProblem.parse)
 class Call:
     """One call of a backend, or all equal ones together.
 
-    Args:
-        outputs: what it computed, joined by ``+`` where one call gave several. These are passes of the problem, as
-            `use_backend` and `explain` call them; `shown` adds what they are to the user of a transposed convolution.
-        backend: its name.
-        kernel: which of the backend's kernels ran, where it has several; for ATen its own backend, or with
-            ``onednn=True`` oneDNN's name of the primitive.
-        layout: of the result.
-        milliseconds: wall time of one call, copies included; on a GPU it waited for the device. Of several calls the
-            median of the last hundred, in which the first ones, which do more, hardly count.
-        device: where it ran.
-        problem: as one line of text.
-        reason: why this backend.
-        calls: how many.
-        total: milliseconds of all of them.
-        copied: operands that each call copied into a layout that the backend takes.
-        copies: the same, each with its shape and strides; of a single call.
-        call: of a single call, its number in the trace.
-        layers: names of the modules that compute it, where they are known.
-        pytorch: milliseconds of PyTorch's call for the same outputs, in the same model.
-        least: milliseconds that the machine needs at least; None where its limit is not known.
-        bound: what that time is made of, ``"memory"`` or ``"arithmetic"``.
-        of_limit: least / milliseconds.
-        speedup: all of this direction of these layers against PyTorch's, with the interval ``low`` to ``high``.
+    Its outputs are passes of the problem, as `use_backend` and `explain` call them; ``shown`` adds what they are to the
+    user of a transposed convolution. Times are in milliseconds of wall time, copies included; on a GPU they waited for
+    the device.
     """
 
-    problem: str
-    outputs: str
+    problem: str  #: as one line of text
+    outputs: str  #: joined by ``+`` where one call gave several
     backend: str
-    kernel: str = ""
-    layout: str = "contiguous"
+    kernel: str = ""  #: of several; for ATen its own backend, or with ``onednn=True`` oneDNN's name of the primitive
+    layout: str = "contiguous"  #: of the result
     device: str = "cpu"
-    reason: str = ""
-    milliseconds: float = 0.0
-    calls: int = 1
-    total: float = 0.0
-    copied: int = 0
-    copies: tuple[str, ...] = ()
-    call: int = 0
-    layers: tuple[str, ...] = ()
-    pytorch: float | None = None
-    least: float | None = None
-    bound: str | None = None
-    of_limit: float | None = None
-    speedup: float | None = None
-    low: float | None = None
-    high: float | None = None
+    reason: str = ""  #: why this backend
+    milliseconds: float = 0.0  #: of one call; of several the median of the last hundred: the first hardly count
+    calls: int = 1  #: how many
+    total: float = 0.0  #: milliseconds of all of them
+    copied: int = 0  #: operands that each call copied into a layout that the backend takes
+    copies: tuple[str, ...] = ()  #: the same, each with its shape and strides; of a single call
+    call: int = 0  #: of a single call, its number in the trace
+    layers: tuple[str, ...] = ()  #: names of the modules that compute it, where they are known
+    pytorch: float | None = None  #: milliseconds of PyTorch's call for the same outputs, in the same model
+    least: float | None = None  #: milliseconds that the machine needs at least; None where its limit is not known
+    bound: str | None = None  #: what that time is made of, ``"memory"`` or ``"arithmetic"``
+    of_limit: float | None = None  #: least / milliseconds
+    speedup: float | None = None  #: all of this direction of these layers against PyTorch's
+    low: float | None = None  #: the lower end of its interval
+    high: float | None = None  #: the upper end
 
     @classmethod
     def of(cls, event: Event, kernel: str, number: int = 0) -> Call:
@@ -93,6 +74,29 @@ class Call:
             str(p), "+".join(event.outputs), event.backend, kernel, p.layout, event.device, event.reason, ms, 1, ms,
             len(event.copies), event.copies, number,
         )  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Call:
+        """Return the call that `to_dict` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if isinstance(data, Mapping):
+            passes = read_as(tuple[str, ...], data.get("outputs"), "outputs")
+            data = {**data, "outputs": "+".join(passes), "copied": data.get("copies", 0), "copies": ()}
+        result = read_as(cls, data, "a row")
+        _ = result.work  # its problem and its outputs can be read
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for json."""
+        own = {name: value for name, value in vars(self).items() if name not in ("kernel", "call", "copied")}
+        flops, moved = self.work
+        return own | {
+            "shown": self.shown, "backend": self.name, "outputs": [*self.passes], "layers": [*self.layers],
+            "flops": flops, "bytes": moved, "copies": self.copied,
+        }  # fmt: skip
 
     @property
     def convolution(self) -> ConvProblem:
@@ -107,8 +111,7 @@ class Call:
             ValueError: there is no such output.
         """
         words = self.outputs.split("+")
-        result = in_order(words)
-        if len(result) != len(words):
+        if len(result := in_order(words)) != len(words):
             raise ValueError(f"unknown output {self.outputs!r}")
         return result
 
@@ -123,9 +126,19 @@ class Call:
         return shown_outputs(self.outputs.split("+"), self.transposed)
 
     @property
+    def same(self) -> tuple[str, str, str, str]:
+        """What equal calls have in common."""
+        return self.problem, self.outputs, self.backend, self.device
+
+    @property
     def name(self) -> str:
         """The backend and its kernel."""
         return f"{self.backend} {self.kernel}".rstrip()
+
+    @property
+    def library(self) -> str:
+        """The backend without its kernel."""
+        return self.backend.partition(" ")[0]
 
     @property
     def layer(self) -> str:
@@ -142,6 +155,11 @@ class Call:
         """Whether it is a part of the forward or of the backward."""
         return "forward" if self.passes == (self.convolution.bias_pass,) else "backward"
 
+    @property
+    def beyond(self) -> bool:
+        """Whether it is faster than the limit that is known, which is too low then."""
+        return (self.of_limit or 0) > BEYOND
+
     def against(self, limits: Limits | None) -> Call:
         """Return the same, compared with what its machine can do at best."""
         if limits is None:
@@ -157,7 +175,7 @@ def computed(problem: ConvProblem) -> ConvProblem:
     return problem.replace(name="", has_bias=False)
 
 
-def kernel_of_event(event: Event) -> str:
+def _kernel_of(event: Event) -> str:
     """Return which of a backend's kernels ran, of ATen its own backend; empty where there is one only."""
     try:
         if event.backend != "aten":
@@ -170,7 +188,7 @@ def kernel_of_event(event: Event) -> str:
 
 def reasoned(call: Call) -> Call:
     """Return a call with the reason for which the engine leaves it to PyTorch, in place of the plain fact."""
-    if call.backend.partition(" ")[0] == "aten":
+    if call.library == "aten":
         steps = choose(call.convolution, call.passes, torch.device(call.device), active())
         if [step.backend.name for step in steps] == ["aten"]:
             return replace(call, reason=steps[0].reason)
@@ -193,7 +211,7 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 
     result = [known(call.device, call.convolution.dtype) for call in calls]
     compared = [call.against(limits) for call, limits in zip(calls, result, strict=True)]
-    beyond = {c.convolution.dtype for c in compared if c.device == "cpu" and (c.of_limit or 0) > BEYOND}
+    beyond = {call.convolution.dtype for call in compared if call.device == "cpu" and call.beyond}
     if measure and beyond:
         for dtype in beyond:
             measure_limits(dtype)
@@ -203,7 +221,7 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 
 def without_figures(reason: str) -> str:
     """Return a reason as it is said once for several problems: without the estimate and the passes of one."""
-    reason = re.sub(r" is [\d.]+x as fast as PyTorch, by estimate", " is faster than PyTorch, by estimate", reason)
+    reason = re.sub(r" is [\d.]+x as fast as PyTorch, (by estimate|on average)", r" is faster than PyTorch, \1", reason)
     return re.sub(r", in one (sweep|call)( with .*)?$", "", reason)
 
 
@@ -213,29 +231,23 @@ _EACH = ("call", "outputs", "backend", "kernel", "layout", "copies", "millisecon
 _SUMMED = ("layer", "calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 
 
-def table_of(calls: Sequence[Call], titles: Sequence[str], every_layer: bool = False) -> Table[Call]:
+def _table_of(calls: Sequence[Call], titles: Sequence[str], every_layer: bool = False) -> Table[Call]:
     """Return a table of calls with some of its columns; "share" is of all the calls in it."""
     whole = sum(call.total for call in calls) or 1.0
     columns: dict[str, tuple[Callable[[Call], Any], str]] = {
-        "call": (lambda c: c.call, "d"),
-        "calls": (lambda c: c.calls, "d"),
-        "layer": ((lambda c: " ".join(c.layers)) if every_layer else (lambda c: c.layer), ""),
-        "output": (lambda c: c.shown, ""),
-        "outputs": (lambda c: c.shown, ""),
+        "call": (attrgetter("call"), "d"),
+        "calls": (attrgetter("calls"), "d"),
+        "layer": ((lambda c: " ".join(c.layers)) if every_layer else attrgetter("layer"), ""),
+        "output": (attrgetter("shown"), ""),
+        "outputs": (attrgetter("shown"), ""),
         "copies": (lambda c: "; ".join(c.copies), ""),
-        "milliseconds": (lambda c: c.milliseconds, ".4f"),
+        "milliseconds": (attrgetter("milliseconds"), ".4f"),
         "mean ms": (lambda c: c.total / c.calls, ".4f"),
-        "total ms": (lambda c: c.total, ".2f"),
+        "total ms": (attrgetter("total"), ".2f"),
         "share": (lambda c: c.total / whole, ".1%"),
-        "of limit": (lambda c: c.of_limit, ".0%"),
+        "of limit": (attrgetter("of_limit"), ".0%"),
     }
     return Table(calls, {title: columns.get(title, (attrgetter(title), "")) for title in titles})
-
-
-def _sum_of(calls: Sequence[Call], name: str, all_calls: Sequence[Call]) -> list[Any]:
-    """Return a row of `_SUMMED` for several calls."""
-    total, whole = (sum(call.total for call in some) for some in (calls, all_calls))
-    return [None, sum(call.calls for call in calls), name, None, None, total, None, total / (whole or 1.0), None, None]
 
 
 # ---- the observer -------------------------------------------------------------------------------------
@@ -260,7 +272,7 @@ class Trace(Drawn):
         """Take note of one call; the engine calls this."""
         with _adding:
             kernels = self._take() if event.device.startswith("cpu") else ()
-            self.records.append(Call.of(event, ", ".join(kernels) or kernel_of_event(event), len(self.records)))
+            self.records.append(Call.of(event, ", ".join(kernels) or _kernel_of(event), len(self.records)))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -295,12 +307,12 @@ class Trace(Drawn):
         said = f"{counted(len(self), 'call')}, {self.seconds * 1e3:.3f} ms, {operands} copied"
         return f"{self._table().text(width)}\n{said}"
 
-    def _table(self, exported: bool = False) -> Table[Call]:
-        return table_of(self.records, _EACH)
+    def _table(self, every_layer: bool = False) -> Table[Call]:
+        return _table_of(self.records, _EACH)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the table as CSV, its numbers as they are; write it to ``path`` as well where one is given."""
-        text = self._table(exported=True).csv()
+        text = self._table(every_layer=True).csv()
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -315,11 +327,18 @@ class Trace(Drawn):
     def _repr_html_(self) -> str:
         return self._table().html() + self._picture()
 
-    def _calls(self) -> list[Call]:
-        return self.rows
+    def _drawn(self) -> tuple[list[Call], list[Limits]]:
+        return self.rows, limited(self.rows, measure=False)[1]
 
-    def _roofs(self) -> list[Limits]:
-        return limited(self.rows, measure=False)[1]
+
+@dataclass
+class _Sum:
+    """Equal calls: the first one, how many, their seconds, and those of the last hundred."""
+
+    first: Call
+    calls: int = 0
+    seconds: float = 0.0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=101))
 
 
 class Usage(Trace):
@@ -327,34 +346,33 @@ class Usage(Trace):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Key -> the first call, how many there were, their seconds, and those of the last hundred.
-        self._sums: dict[tuple[object, ...], tuple[Call, list[float], deque[float]]] = {}
+        self._sums: dict[tuple[object, ...], _Sum] = {}
         self._others: list[Call] = []
         self._layers: dict[ConvProblem, dict[str, None]] = {}
-        #: Key, start and seconds of the calls since the last step ended, and of those of that step.
-        self._now: deque[tuple[tuple[object, ...], float, float]] = deque(maxlen=_OF_A_STEP)
-        self._step: list[tuple[tuple[object, ...], float, float]] = []
+        #: The sum, the start and the seconds of the calls since the last step ended, and of those of that step.
+        self._now: deque[tuple[_Sum, float, float]] = deque(maxlen=_OF_A_STEP)
+        self._step: list[tuple[_Sum, float, float]] = []
 
     def __call__(self, event: Event) -> None:
         with _adding:
             key = (event.problem, event.outputs, event.backend, event.device)
             if key not in self._sums:
-                first = Call.of(event, kernel_of_event(event))
-                self._sums[key] = replace(first, backend=first.name, kernel=""), [0, 0.0], deque(maxlen=101)
-            _, sums, latest = self._sums[key]
-            sums[0] += 1
-            sums[1] += event.seconds
-            latest.append(event.seconds)
-            self._now.append((key, time.perf_counter() - event.seconds, event.seconds))
+                first = Call.of(event, _kernel_of(event))
+                self._sums[key] = _Sum(replace(first, backend=first.name, kernel="", copies=()))
+            one = self._sums[key]
+            one.calls += 1
+            one.seconds += event.seconds
+            one.latest.append(event.seconds)
+            self._now.append((one, time.perf_counter() - event.seconds, event.seconds))
             if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
                 self._layers.setdefault(computed(event.problem), {})[layer] = None
 
     @property
     def rows(self) -> list[Call]:
         own = [
-            replace(first, calls=int(count), total=seconds * 1e3, milliseconds=median(latest) * 1e3, copies=(),
-                    layers=tuple(self._layers.get(computed(first.convolution), ())))
-            for first, (count, seconds), latest in list(self._sums.values())
+            replace(one.first, calls=one.calls, total=one.seconds * 1e3, milliseconds=median(one.latest) * 1e3,
+                    layers=tuple(self._layers.get(computed(one.first.convolution), ())))
+            for one in list(self._sums.values())
         ]  # fmt: skip
         return together([*own, *self._others])
 
@@ -367,17 +385,19 @@ class Usage(Trace):
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"
-        table = table_of(calls, _SUMMED)
-        if first is not None and len(calls) > first:
-            rest = [_sum_of(calls[first:], f"{len(calls) - first} more", calls), _sum_of(calls, "sum", calls)]
-            table.values[first:] = rest
-        text = f"{table.text(width)}\nshare: of the time in convolutions"
-        if not any((call.of_limit or 0) > BEYOND for call in calls):
-            return text
-        return f"{text}\n{TOO_LOW if width is None else wrapped(TOO_LOW, width)}"
+        table, whole = _table_of(calls, _SUMMED), sum(call.total for call in calls) or 1.0
 
-    def _table(self, exported: bool = False) -> Table[Call]:
-        return table_of(limited(self.rows, False)[0], _SUMMED, every_layer=exported)
+        def summed(name: str, some: Sequence[Call]) -> list[Any]:
+            total = sum(call.total for call in some)
+            return [None, sum(call.calls for call in some), name, None, None, total, None, total / whole, None, None]
+
+        if first is not None and len(calls) > first:
+            table.values[first:] = [summed(f"{len(calls) - first} more", calls[first:]), summed("sum", calls)]
+        said = ["share: of the time in convolutions", *[TOO_LOW] * any(c.beyond for c in calls)]
+        return "\n".join([table.text(width), *(text if width is None else wrapped(text, width) for text in said)])
+
+    def _table(self, every_layer: bool = False) -> Table[Call]:
+        return _table_of(limited(self.rows, False)[0], _SUMMED, every_layer)
 
     def to_dict(self) -> Any:
         """Return plain data, ready for json: the total and its rows."""
@@ -396,14 +416,11 @@ class Usage(Trace):
 
     def timeline(self, rows: Sequence[Call]) -> tuple[tuple[int, float, float], ...]:
         """Return the row, the start and the milliseconds of each call of the last step."""
-        number = {(row.problem, row.outputs, row.backend, row.device): i for i, row in reversed([*enumerate(rows)])}
-        result = []
-        for key, start, seconds in self._step:
-            call = self._sums[key][0]
-            i = number.get((call.problem, call.outputs, call.backend, call.device))
-            if i is not None:
-                result.append((i, (start - self._step[0][1]) * 1e3, seconds * 1e3))
-        return tuple(result)
+        number = {row.same: i for i, row in reversed([*enumerate(rows)])}
+        return tuple(
+            (number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
+            for one, start, seconds in self._step if one.first.same in number
+        )  # fmt: skip
 
     def add(self, calls: Sequence[Call]) -> None:
         """Add calls that were observed elsewhere, as in another process."""
@@ -414,7 +431,7 @@ def together(calls: Sequence[Call]) -> list[Call]:
     """Return equal calls as one each, the most expensive first."""
     result: dict[tuple[str, ...], list[Call]] = {}
     for call in calls:
-        result.setdefault((call.problem, call.outputs, call.backend, call.device), []).append(call)
+        result.setdefault(call.same, []).append(call)
     rows = [
         replace(some[0], calls=sum(c.calls for c in some), total=sum(c.total for c in some), copies=(),
                 milliseconds=median([c.milliseconds for c in some]))

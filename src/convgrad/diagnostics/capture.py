@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,28 +23,22 @@ from ..models import random_states_restored
 from ..nn import deferred, padding
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs, problem_of
-from .aten_rules import ConvCall, Machine, TensorSpec, trace_call
+from .aten_rules import ConvCall, Machine, TensorSpec, decided
 from .explanation import Transfer
 from .layers import layer_ranges, running
 
 
-@dataclass(frozen=True)
-class Captured:
-    """One convolution that ran inside a model."""
+class Captured(NamedTuple):
+    """One convolution that ran inside a model, as this process's part of it."""
 
     name: str
     kind: str
-    call: ConvCall
+    problem: ConvProblem
     placements: str
     transfers: tuple[Transfer, ...]
-    #: It is a linear layer, which is computed as one.
-    linear: bool = False
-    #: The backends that its layer or a block around it asks for.
-    request: Request | None = None
-    #: The outputs that were called for by name; none of a convolution, whose gradients may all follow.
-    outputs: Outputs = ()
-    #: How the kernel pads the input itself.
-    padding_mode: PaddingMode = "zeros"
+    linear: bool  # it is a linear layer, which is computed as one
+    request: Request | None  # the backends that its layer or a block around it asks for
+    outputs: Outputs  # that were called for by name; none of a convolution, whose gradients may all follow
 
 
 def part_of_call(
@@ -68,17 +62,13 @@ def cast_to(dtype: torch.dtype | None, *operands: Tensor | TensorSpec | None) ->
 def problem_on(machine: Machine, call: ConvCall, padding_mode: PaddingMode = "zeros") -> ConvProblem:
     """The problem that a call states on a machine, whose rules decide the layout of the result."""
     memory_format = torch.contiguous_format
-    if call.weight.ndim > 3:
-        memory_format = trace_call(call.on(machine.device_type), machine).memory_format.memory_format
-    return problem_of(
-        call.input.shape,
-        call.weight.shape,
-        call.output_shape,
-        call.geometry,
-        dtype=call.input.dtype,
-        memory_format=memory_format,
-        has_bias=call.bias is not None,
-    ).replace(padding_mode=padding_mode)
+    if call.weight.dim() > 3:
+        memory_format = decided(call._replace(device=machine.device_type), machine)[1].memory_format
+    problem = problem_of(
+        call.input.shape, call.weight.shape, call.output_shape, call.geometry, dtype=call.input.dtype,
+        memory_format=memory_format, has_bias=call.bias is not None,
+    )  # fmt: skip
+    return problem.replace(padding_mode=padding_mode)
 
 
 #: Operator that computes gradients -> its input, weight, bias and arguments, and which gradients.
@@ -97,38 +87,37 @@ def _like(tensor: Tensor, size: Sequence[int]) -> Tensor:
 class _Recorder(DispatchMode):
     """Notes every convolution under the name of the module that is running.
 
-    On a CPU a linear layer that is large enough is one, too; so is a model that is one. With a machine, the result gets
-    the layout that this machine gives it: the next layer depends on it.
+    On a CPU a linear layer that is large enough is one, too; so is a model that is one. On meta, the result gets the
+    layout that the machine gives it: the next layer depends on it.
     """
 
-    def __init__(self, model: nn.Module, machine: Machine | None, outputs: Sequence[Output]) -> None:
+    def __init__(self, model: nn.Module, machine: Machine, meta: bool, outputs: Sequence[Output]) -> None:
         super().__init__()
         self.names = {module: name for name, module in model.named_modules()}
-        self.outputs = outputs
-        self.machine = machine
+        self.machine, self.meta, self.outputs = machine, meta, outputs
         self.found: list[Captured] = []
         self.padded = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        module = now.module if (now := running()) else None
-        if func._schema.name in ("aten::mm", "aten::addmm") and isinstance(module, nn.Linear):
+        module, name = (now.module if (now := running()) else None), func._schema.name
+        if name in ("aten::mm", "aten::addmm") and isinstance(module, nn.Linear):
             rows, weight = args[-2], module.weight
-            device = self.machine.device_type if self.machine is not None else rows.device.type
+            device = self.machine.device_type if self.meta else rows.device.type
             alone = not self.names.get(module)
             fits = rows.shape[-1] == weight.shape[-1]  # else PyTorch's error follows
             if fits and (alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape))):
                 self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE, linear=True)
-        if (gradient := _GRADIENTS.get(func._schema.name)) is not None:
-            self._note(*gradient(args)[:-1], wanted=gradient(args)[-1])
-        if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
-            call = self._note(*args[:9])
-            if self.machine is not None:
-                return _result(problem_on(self.machine, call), args[0])
+        if name in _GRADIENTS:
+            *arguments, wanted = _GRADIENTS[name](args)
+            self._note(*arguments, wanted=wanted)
+        if name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
+            problem = self._note(*args[:9])
+            if self.meta:
+                return _result(problem, args[0])
         return func(*args, **(kwargs or {}))
 
     def convolve(self, *arguments: Any) -> Tensor | None:
         """Note a convolution whose kernel pads the input itself; None where it takes a padded copy."""
-        assert self.machine is not None
         *operands, mode = arguments
         problem = problem_on(self.machine, self._call(*operands), mode)
         if padding.takes_copy(problem, choose(problem, (problem.bias_pass,), torch.device("cpu"), active())):
@@ -138,22 +127,21 @@ class _Recorder(DispatchMode):
         return _result(problem, operands[0]).requires_grad_(any(t.requires_grad for t in operands[:3] if t is not None))
 
     def _call(self, *arguments: Any) -> ConvCall:
-        # Without a machine, what is seen here was cast already, but for the weight of a linear layer.
-        dtype = (
-            now.autocast.get(self.machine.device_type) if self.machine and (now := running()) else arguments[0].dtype
-        )
+        # What runs for real was cast already, but for the weight of a linear layer.
+        dtype = now.autocast.get(self.machine.device_type) if self.meta and (now := running()) else arguments[0].dtype
         return ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
 
     def _note(
         self, *arguments: Any, linear: bool = False, wanted: Sequence[bool] = (), mode: PaddingMode = "zeros"
-    ) -> ConvCall:
-        now = running()
+    ) -> ConvProblem:
+        """Note this process's part of a call; return the problem of all of it."""
+        now, call = running(), self._call(*arguments)
         name, kind = (self.names.get(now.module, ""), type(now.module).__name__) if now else ("", "")
-        call = self._call(*arguments)
-        outputs = gradient_outputs(call.transposed, wanted) if wanted else ()
-        part = part_of_call(call, arguments[:3], self.outputs)
-        self.found.append(Captured(name, kind, *part, linear, active(), outputs, mode))
-        return call
+        outputs = gradient_outputs(call.geometry.transposed, wanted) if wanted else ()
+        part, placements, transfers = part_of_call(call, arguments[:3], self.outputs)
+        problem = problem_on(self.machine, part, mode)
+        self.found.append(Captured(name, kind, problem, placements, transfers, linear, active(), outputs))
+        return problem if part is call else problem_on(self.machine, call, mode)
 
 
 def _result(problem: ConvProblem, input: Tensor) -> Tensor:
@@ -163,19 +151,14 @@ def _result(problem: ConvProblem, input: Tensor) -> Tensor:
 
 
 def capture(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    machine: Machine,
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine,
     outputs: Sequence[Output] = OUTPUTS,
-) -> list[Captured]:
-    """Every convolution of one forward pass, in order, and every linear layer that may be computed as one.
+) -> list[Captured]:  # fmt: skip
+    """Return every convolution of one forward pass, in order, and every linear layer that may be computed as one.
 
-    A linear layer that is given by itself is noted in any case.
+    A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes.
 
     Args:
-        model: any module; neither its parameters nor its buffers nor the random state change.
-        args, kwargs: what it is called with; tensors on the meta device are enough.
         machine: where it is meant to run: the layout of one result is the next layer's operand.
         outputs: for which of them a sharded call exchanges what is noted.
 
@@ -184,23 +167,23 @@ def capture(
     """
     # Opaque reasons (an unsupported operator, a value that is needed) all mean the same: run it for real.
     try:
-        return _run(model, args, kwargs, machine, outputs)
+        return _run(model, args, kwargs, machine, outputs, meta=True)
     except Exception as error:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.is_meta for t in (*tensors, *model.parameters())):
             why = " ".join(f"the model cannot run on the meta device ({type(error).__name__}: {error})".split())
             instead = "give it what it takes (--input) or real tensors, or `convgrad tune` and `run` a script that does"
             raise ValueError(f"{why}; {instead}") from error
-        return _run(model, args, kwargs, None, outputs)
+        return _run(model, args, kwargs, machine, outputs, meta=False)
 
 
 def _run(
-    model: nn.Module, args: Any, kwargs: Any, machine: Machine | None, outputs: Sequence[Output] = OUTPUTS
+    model: nn.Module, args: Any, kwargs: Any, machine: Machine, outputs: Sequence[Output], *, meta: bool
 ) -> list[Captured]:
-    """Run it on the meta device as if on a machine; without one, for real."""
-    recorder, meta = _Recorder(model, machine, outputs), machine is not None
+    """Run it on the meta device as if on a machine, or for real."""
+    recorder = _Recorder(model, machine, meta, outputs)
     # A CPU's kernels may pad what they read, where gradients are recorded.
-    recorded = machine is not None and machine.device_type == "cpu" and machine.is_here
+    recorded = meta and machine.device_type == "cpu" and machine.is_here
 
     def place(value: Any) -> Any:
         if not (meta and isinstance(value, Tensor)):
@@ -214,13 +197,8 @@ def _run(
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
     described = deferred.describing(recorder.convolve) if recorded else nullcontext()
-    with (
-        layer_ranges(),
-        random_states_restored(torch.device("cpu")),
-        torch.set_grad_enabled(recorded),
-        recorder,
-        described,
-    ):
+    restored = random_states_restored(torch.device("cpu"))
+    with layer_ranges(), restored, torch.set_grad_enabled(recorded), recorder, described:
         torch.func.functional_call(model, placed, args, kwargs)
         if recorder.padded:  # something else may have read the padded input, which is computed from then on
             recorder.found.clear()

@@ -16,15 +16,14 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..check import load_kernels
 from ..engine import Event, observing
-from ..foreign import read_as
 from ..models import accelerating, observe_aten, takeover
 from .calls import Call, Usage
 from .layers import layer_ranges
@@ -56,7 +55,7 @@ class Watch:
             _open.append(self)
             opened.callback(_open.remove, self)
             opened.callback(self.write)
-            util.register_after_fork(self, Watch._write_at_exit)
+            util.register_after_fork(self, Watch.write_at_exit)
             yield self
 
     def _note(self, event: Event) -> None:
@@ -69,7 +68,7 @@ class Watch:
         """Begin anew in a forked process."""
         self.first, self.usage, self._due = False, Usage(), 0.0
 
-    def _write_at_exit(self) -> None:
+    def write_at_exit(self) -> None:
         """Write what is known when multiprocessing ends this process, which it does without a word to `atexit`."""
         util.Finalize(None, self.write, exitpriority=0)
 
@@ -77,21 +76,23 @@ class Watch:
         """Write what this process, which is a child, has computed."""
         if self.first or not (rows := self.usage.rows):
             return
-        data = {"ended": ended, "rows": [asdict(row) for row in rows], "accelerated": self.accelerated}
+        data = {"ended": ended, "rows": [row.to_dict() for row in rows], "accelerated": self.accelerated}
+        data["notes"] = self.notes
         target = Path(self.folder, f"{os.getpid()}.json")
         with suppress(OSError):  # the first process has ended
             target.with_suffix(".new").write_text(json.dumps(data))
             target.with_suffix(".new").replace(target)
 
     def gather(self) -> tuple[int, int]:
-        """Add what the children have computed to `usage` and `accelerated`; return how many computed a convolution.
+        """Add the calls, models and notes of the children to those here; return how many computed a convolution.
 
         The second number is that of those which were ended before they could write their last calls.
         """
         files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
         for one in files:
-            self.usage.add([read_as(Call, row, "a row") for row in one["rows"]])
+            self.usage.add([*map(Call.from_dict, one["rows"])])
             self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
+            self.notes += one["notes"]
         return len(files), sum(not one["ended"] for one in files)
 
 
@@ -100,37 +101,44 @@ _open: list[Watch] = []
 #: What is open until a child ends.
 _rest = ExitStack()
 
-
-def _after_fork() -> None:
-    for watch in _open:
-        watch.forked()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=lambda: [watch.forked() for watch in _open])
 
 
 @contextmanager
-def watching(how: str, usage: Usage, kernels: Sequence[str] = ()) -> Iterator[Watch]:
-    """Watch this process and its children while the block lasts; ``usage`` gets the calls.
+def third_step(path: Path, watch: Watch) -> Iterator[None]:
+    """Write the third step that an optimizer ends in this block as a Chrome trace, and note where it is."""
+    rank, process = os.environ.get("RANK"), os.getpid()
+    if rank is not None or not watch.first:
+        path = path.with_stem(f"{path.stem}.{process if rank is None else f'rank{rank}'}")
 
-    Args:
-        kernels: scripts or modules that register kernels, for a child to load; this process has loaded them.
-    """
-    folder = tempfile.mkdtemp(prefix="convgrad")
-    before = {name: os.environ.get(name) for name in (_VARIABLE, "PYTHONPATH")}
-    os.environ[_VARIABLE] = json.dumps([how, folder, *kernels])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before["PYTHONPATH"])))
-    first = os.getpid()
+    def write(profiler: torch.profiler.profile) -> None:
+        if os.getpid() == process and profiler.step_num > 2:  # and no process that this one forked
+            profiler.export_chrome_trace(str(path))
+            watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
+
+    plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
+        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@contextmanager
+def watching(how: str, usage: Usage, kernels: Sequence[str] = (), trace: Path | None = None) -> Iterator[Watch]:
+    """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls."""
+    folder, first, before = tempfile.mkdtemp(prefix="convgrad"), os.getpid(), dict(os.environ)
+    os.environ[_VARIABLE] = json.dumps([how, folder, trace and str(trace), *kernels])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before.get("PYTHONPATH"))))
     try:
         with Watch(how, folder, usage).open() as watch:
             yield watch
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in (_VARIABLE, "PYTHONPATH"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
         if os.getpid() == first:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,10 +147,12 @@ def watch_this_process() -> None:
     """Watch this process, a child in which a new interpreter runs, until it ends."""
     if _VARIABLE not in os.environ:
         return
-    how, folder, *kernels = json.loads(os.environ[_VARIABLE])
+    how, folder, trace, *kernels = json.loads(os.environ[_VARIABLE])
     for source in kernels:
         load_kernels(source, verify=False)  # as the first process did
     watch = _rest.enter_context(Watch(how, folder, Usage()).open())
     watch.forked()
-    watch._write_at_exit()
+    if trace is not None:
+        _rest.enter_context(third_step(Path(trace), watch))
+    watch.write_at_exit()
     atexit.register(_rest.close)

@@ -64,17 +64,16 @@ def costs_of_rows(
         if time.perf_counter() > until:
             break
         looked += 1
-        backend, device = row.backend.split(" ")[0], torch.device(row.device)
-        seen = alternatives(row.convolution, row.passes, device, backend, layout=layout)
-        if seen is None:
-            continue
-        if LAST in seen.samples and seen.speedup(LAST).low > 1:
-            lasts.append((i, row.total * (1 - 1 / seen.speedup(LAST).value)))
-        speedups = {name: seen.speedup(name) for name in seen.samples if name not in (CHOSEN, LAST)}
-        faster = {name: speed.value for name, speed in speedups.items() if speed.low > 1}
-        if faster:
-            best = max(faster, key=lambda name: faster[name])
-            result.append(_of_backend(i, row, best, seen, tune, stock))
+        seen = alternatives(row.convolution, row.passes, torch.device(row.device), row.library, layout=layout)
+        speedups = {} if seen is None else {name: seen.speedup(name) for name in seen.samples if name != CHOSEN}
+        last = speedups.pop(LAST, None)
+        if last and last.low > 1:
+            lasts.append((i, row.total * (1 - 1 / last.value)))
+        if faster := {name: speed for name, speed in speedups.items() if speed.low > 1}:
+            best, gain = max(faster.items(), key=lambda one: one[1].value)
+            what = f"{row.shown} of {row.layers[0] if row.layers else row.problem}: {best} is {gain} as fast as "
+            kind, remedy = _remedy(row, tune, stock)
+            result.append(Cost(kind, f"{what}{row.library}.", remedy, row.total * (1 - 1 / gain.value), (i,)))
     if lasts:
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
         remedy = "model.to(memory_format=torch.channels_last), and the inputs"
@@ -85,20 +84,15 @@ def costs_of_rows(
     return result[:_MOST_LINES], how
 
 
-def _of_backend(i: int, row: Call, best: str, seen: Comparison, tune: str, stock: bool) -> Cost:
-    gain = seen.speedup(best)
-    mine = row.backend.split(" ")[0]
-    what = f"{row.shown} of {row.layers[0] if row.layers else row.problem}: {best} is {gain} as fast as {mine}."
+def _remedy(row: Call, tune: str, stock: bool) -> tuple[str, str]:
+    """Return the kind of a cost, and what makes a row use another backend."""
     if row.reason.startswith("requested by name"):
-        remedy = f"leave out the request for {mine!r} (use_backend, backend=)"
-    elif row.reason.startswith("registered by the user"):
-        remedy = f'convgrad.unregister("{mine}")'
-    elif stock and row.reason == "PyTorch's own kernel":
-        remedy = "convgrad.accelerate_(model)"
-    else:
-        remedy = tune
-    kind = "tune" if remedy == tune else "backend"
-    return Cost(kind, what, remedy, row.total * (1 - 1 / gain.value), (i,))
+        return "backend", f"leave out the request for {row.library!r} (use_backend, backend=)"
+    if row.reason.startswith("registered by the user"):
+        return "backend", f'convgrad.unregister("{row.library}")'
+    if stock and row.reason == "PyTorch's own kernel":
+        return "backend", "convgrad.accelerate_(model)"
+    return "tune", tune
 
 
 def alternatives(
@@ -120,13 +114,9 @@ def alternatives(
     here = backends()
 
     def steps(name: str) -> tuple[Step, ...]:
-        way = measurements.label(here[name]) if name in here else name
-        return steps_of(way, problem, outputs, device) or ()
+        return steps_of(measurements.label(here[name]) if name in here else name, problem, outputs, device) or ()
 
-    def chosen(p: ConvProblem) -> tuple[Step, ...]:
-        return choose(p, outputs, device, active())
-
-    candidates = {CHOSEN: (problem, steps(backend) or chosen(problem))}
+    candidates = {CHOSEN: (problem, steps(backend) or choose(problem, outputs, device, active()))}
     for name, other in here.items():
         result = steps(name) if other.candidate and name != backend else ()
         if result and not (
@@ -135,7 +125,7 @@ def alternatives(
             candidates[name] = (problem, result)
     if layout and problem.ndim > 1 and not problem.channels_last:
         turned = problem.replace(memory_format=channels_last_of(problem.ndim))
-        candidates[LAST] = (turned, chosen(turned))
+        candidates[LAST] = (turned, choose(turned, outputs, device, active()))
     if len(candidates) < 2:
         return None
     return compared(candidates, outputs, device, baselines=[CHOSEN], seconds=_SECONDS, hopeless=_HOPELESS)

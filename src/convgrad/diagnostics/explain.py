@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,9 @@ Outputs = Output | Sequence[Output] | None
 
 
 def explain(
-    what: ConvProblem | str | Tensor | TensorSpec | Callable[..., Any],
-    *args: Any,
-    device: DeviceLike = None,
-    outputs: Outputs = None,
-    measure: bool = False,
-    **kwargs: Any,
-) -> Explanation | ModelExplanation:
+    what: ConvProblem | str | Tensor | TensorSpec | Callable[..., Any], *args: Any, device: DeviceLike = None,
+    outputs: Outputs = None, measure: bool = False, **kwargs: Any,
+) -> Explanation | ModelExplanation:  # fmt: skip
     """Explain which backend computes each output of a convolution, and why; and what is against every other backend.
 
     Args:
@@ -129,9 +125,7 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        problem = problem_on(machine, one.call, one.padding_mode)
-        key = (problem, one.placements, one.transfers, one.linear, one.request, one.outputs)
-        equal.setdefault(key, []).append(one)
+        equal.setdefault(one[2:], []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = []
@@ -164,27 +158,18 @@ def _given(outputs: Outputs) -> tuple[Output, ...]:
 
 
 def explain_problem(
-    problem: ConvProblem,
-    outputs: Outputs = None,
-    device: DeviceLike = None,
-    *,
-    measure: bool = False,
-    left: str = "",
+    problem: ConvProblem, outputs: Outputs = None, device: DeviceLike = None, *, measure: bool = False, left: str = "",
     request: Request | None = None,
-) -> Explanation:
-    """Return every backend's answer for every output of a problem, on a machine that need not be here.
+) -> Explanation:  # fmt: skip
+    """Return every backend's answer for every output of a problem, as `explain` does, on any machine.
 
     Args:
-        outputs: which; all where none are given.
         left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
-        device: None for this CPU, a device that is here, or a description of one that is not.
-        measure: time the chosen backend and ATen, and the machine's limit where it is not known yet.
         request: the backends that are asked for; None: by `use_backend`, around this call.
 
     Raises:
         BackendError: a backend that was requested by name cannot.
-        ValueError: an output or a device description that cannot be read, or ``measure`` for a machine that is not
-            here.
+        ValueError: an output or a device that cannot be read, or ``measure`` for a machine that is not here.
     """
     given = _given(outputs)
     for output in given:
@@ -196,63 +181,56 @@ def explain_problem(
     with described(machine.capability):
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
-            answers += _answers(problem, together, machine, runs, left, request or active())
+            steps = _steps(problem, together, machine, left, request or active())
+            for output in together:
+                step = next((s for s in steps if output in s.outputs), None)
+                answers += _answers(problem, output, step, machine, runs)
     result = Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype))
     return measured(result) if measure else result
 
 
-def _answers(
-    problem: ConvProblem,
-    together: tuple[Output, ...],
-    machine: Machine,
-    aten_runs: dict[Output, str],
-    left: str,
-    request: Request | None,
-) -> list[Answer]:
-    """Every backend's answer for the outputs of one call, the chosen one first."""
-    place = torch.device(machine.device_type)
+def _steps(
+    problem: ConvProblem, together: tuple[Output, ...], machine: Machine, left: str, request: Request | None
+) -> Sequence[Step]:
+    """Return what would compute the outputs of one call."""
     if problem.empty:
-        steps = ()
-    elif left:
-        steps = [Step(backends()["aten:matmul"], (output,), left) for output in together if output != "grad_bias"]
-    else:
-        asked = problem if problem.bias_pass in together else problem.replace(has_bias=False)  # as a plan asks
-        steps = choose(asked, together, place, request, stored=machine.is_here)
-    answers: list[Answer] = []
-    for output in together:
-        step = next((s for s in steps if output in s.outputs), None)
-        if step is None:
-            why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
-            answers.append(Answer(output, "engine", True, (why,), "any strides", 0))
-            continue
-        others = [] if output == "grad_bias" else backends().values()
-        if problem.padding_mode != "zeros":
-            others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
-        for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
-            chosen = backend is step.backend
-            computed: tuple[Output, ...] = step.outputs if chosen else (output,)
-            against: list[str] = []
-            if not chosen:
-                against = reasons_against(backend, problem, (output,), place)
-                against = _described_library(backend, output, machine, against, aten_runs)
-            usable = not against
-            reasons = [_why(step, output)] if chosen else against or [f"can compute it; {step.backend.name} was chosen"]
-            taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
-            layout = "any strides" if "strided" in backend.layouts else taken.layout
+        return ()
+    if left:
+        return [Step(backends()["aten:matmul"], (output,), left) for output in together if output != "grad_bias"]
+    asked = problem if problem.bias_pass in together else problem.replace(has_bias=False)  # as a plan asks
+    return choose(asked, together, torch.device(machine.device_type), request, stored=machine.is_here)
+
+
+def _answers(
+    problem: ConvProblem, output: Output, step: Step | None, machine: Machine, aten_runs: dict[Output, str]
+) -> Iterator[Answer]:
+    """Yield every backend's answer for an output, that of the chosen one first."""
+    if step is None:
+        why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
+        yield Answer(output, "engine", True, (why,), "any strides", 0)
+        return
+    place, others = torch.device(machine.device_type), [] if output == "grad_bias" else backends().values()
+    if problem.padding_mode != "zeros":
+        others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
+    for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
+        chosen, against = backend is step.backend, list[str]()
+        computed: tuple[Output, ...] = step.outputs if chosen else (output,)
+        if chosen:
+            how = "" if step.reason.endswith("in one sweep") else ", in one call"
+            others_too = " and ".join(o for o in computed if o != output)
+            reasons = [step.reason + (f"{how} with {others_too}" if others_too else "")]
+        else:
+            against = reasons_against(backend, problem, (output,), place)
+            against = _described_library(backend, output, machine, against, aten_runs)
+            reasons = against or [f"can compute it; {step.backend.name} was chosen"]
+        taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
+        layout = "any strides" if "strided" in backend.layouts else taken.layout
+        runs, workspace = "", 0
+        if not against:
             by_aten = backend.name.removesuffix(COPY) == "aten"
-            runs = "" if not usable else aten_runs[output] if by_aten else backend.kernel_name(problem, computed)
-            workspace = backend.workspace(problem, computed) if usable else 0
-            answers.append(Answer(output, backend.name, chosen, tuple(reasons), layout, workspace, runs, usable=usable))
-    return answers
-
-
-def _why(step: Step, output: Output) -> str:
-    """Why a step computes an output, and what it computes with it."""
-    others = [o for o in step.outputs if o != output]
-    if not others:
-        return step.reason
-    how = "" if step.reason.endswith("in one sweep") else ", in one call"
-    return f"{step.reason}{how} with {' and '.join(others)}"
+            runs = aten_runs[output] if by_aten else backend.kernel_name(problem, computed)
+            workspace = backend.workspace(problem, computed)
+        yield Answer(output, backend.name, chosen, tuple(reasons), layout, workspace, runs, usable=not against)
 
 
 def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
-from typing import Any, ClassVar
+from typing import Any
 
 from ..backends import COPY, built_in, why_absent
 from ..problem import PASSES, ConvProblem, Output
-from ..tables import Table, html_table, text_table, wrapped
+from ..tables import Table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .calls import Call
 from .pictures import Drawn
@@ -20,26 +20,17 @@ from .screen import Layers, text_of
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one backend for one output.
-
-    Args:
-        layout: in which it gets the operands.
-        runs: what runs inside: ATen's own backend and function (with oneDNN's primitive where it was measured), or
-            the one of a backend's several kernels.
-        workspace: bytes of scratch memory that the engine gives it.
-        seconds: measured time of one call; None where nothing was measured.
-        usable: whether it could compute this here.
-    """
+    """The answer of one backend for one output."""
 
     output: Output
     backend: str
     chosen: bool
     reasons: tuple[str, ...]
-    layout: str
-    workspace: int
-    runs: str = ""
-    seconds: float | None = None
-    usable: bool = True
+    layout: str  # in which it gets the operands
+    workspace: int  # bytes of scratch memory that the engine gives it
+    runs: str = ""  # ATen's own backend and function (where measured, oneDNN's primitive), or one of several kernels
+    seconds: float | None = None  # of one call, measured
+    usable: bool = True  # whether it could compute this here
 
     @property
     def by_aten(self) -> bool:
@@ -49,52 +40,28 @@ class Answer:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The part of one tensor that a process receives in one pass of a sharded convolution.
+    """The part of one tensor that a process receives in one pass of a sharded convolution."""
 
-    Args:
-        when: ``forward`` or ``backward``.
-        tensor: an operand, or a result on its way to where it is wanted.
-        collective: a halo exchange, or a change of placements.
-        over: the names or numbers of the mesh's dimensions.
-        bytes: that this process receives.
-        least: bytes without which this sharding cannot do.
-        why: it is necessary.
-    """
-
-    when: str
-    tensor: str
-    collective: str
-    over: tuple[str, ...]
-    bytes: int
-    least: int
-    why: str
-
-    #: The names of `cells`.
-    NAMES: ClassVar = ("pass", "tensor", "exchange", "over", "received", "at least", "as")
-
-    def cells(self) -> tuple[str, ...]:
-        """A row of a table."""
-        sizes = (f"{self.bytes:,} B", f"{self.least:,} B")
-        return (self.when, self.tensor, self.collective, " and ".join(self.over), *sizes, self.why)
+    when: str  # "forward" or "backward"
+    tensor: str  # an operand, or a result on its way to where it is wanted
+    collective: str  # a halo exchange, or a change of placements
+    over: tuple[str, ...]  # the names or numbers of the mesh's dimensions
+    bytes: int  # that this process receives
+    least: int  # bytes without which this sharding cannot do
+    why: str  # it is necessary
 
 
 @dataclass(frozen=True)
 class Explanation(Drawn):
-    """Backends that would run for a problem on a machine, and those that would not and why. ``str()`` is a table.
-
-    Args:
-        rows: one for each output and backend.
-        limits: what the machine can do at best; None where that is not known.
-        placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
-        transfers: what this process receives in it.
-    """
+    """Backends that would run for a problem on a machine, and those that would not and why. ``str()`` is a table."""
 
     problem: ConvProblem
     machine: Machine
-    rows: tuple[Answer, ...]
-    limits: Limits | None = None
-    placements: str = ""
-    transfers: tuple[Transfer, ...] = ()
+    rows: tuple[Answer, ...]  # one for each output and backend
+    limits: Limits | None = None  # what the machine can do at best; None where that is not known
+    placements: str = ""  # of a sharded call, of which the problem is this process's part: where its tensors lie
+    transfers: tuple[Transfer, ...] = ()  # what this process receives in it
+    warnings: tuple[str, ...] = ()  # why the times are not to be trusted
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
@@ -163,13 +130,14 @@ class Explanation(Drawn):
         shown = self._shown(everything)
         table = self._table(shown).text(width)
         rest = self._named([r for r in self.rows if r not in shown])
-        rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
+        rest += [_exchanged([("", t) for t in self.transfers]).text(width)] if self.transfers else []
         rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
         return "\n".join(text if width is None else wrapped(text, width) for text in (self._head, table, *rest))
 
     @property
     def _head(self) -> str:
-        return f"{no_kernels(self.machine)}{self.problem}\non {self.machine}\n{self.summary}"
+        warnings = "".join(f"{warning}\n" for warning in self.warnings)
+        return f"{no_kernels(self.machine)}{warnings}{self.problem}\non {self.machine}\n{self.summary}"
 
     def _shown(self, everything: bool) -> list[Answer]:
         """Return the rows of the table: those that were chosen, ATen's, what was measured, and the user's kernels."""
@@ -196,16 +164,17 @@ class Explanation(Drawn):
 
     def _repr_html_(self) -> str:
         title = escape(self._head).replace("\n", "<br>")
-        exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
+        exchanged = _exchanged([("", t) for t in self.transfers]).html() if self.transfers else ""
         rows = self._shown(everything=False)
         table = self._table(rows).html([i for i, row in enumerate(rows) if row.chosen])
         every = f"<details><summary>every backend</summary>{self._table(self.rows).html()}</details>"
         return f"<p>{title}</p>{table}{every}{exchanged}{self._picture()}"
 
-    def _calls(self) -> list[Call]:
+    def _drawn(self) -> tuple[list[Call], list[Limits]]:
         """Return each measured row; else one pass, as all have the same work."""
         rows = [row for row in self.rows if row.output in PASSES]
-        return [self.call(row) for row in rows if row.seconds] or [self.call(row) for row in rows if row.chosen][:1]
+        drawn = [row for row in rows if row.seconds] or [row for row in rows if row.chosen][:1]
+        return [*map(self.call, drawn)], [self.limits] if self.limits else []
 
     def call(self, row: Answer, layers: tuple[str, ...] = ()) -> Call:
         """Return a row as the calls that would run in so many layers."""
@@ -214,9 +183,6 @@ class Explanation(Drawn):
             str(self.problem.replace(name="")), row.output, f"{row.backend} {row.runs.split(' ')[0]}".rstrip(),
             layout=row.layout, reason=row.reasons[0], milliseconds=ms, calls=count, total=count * ms, layers=layers,
         ).against(self.limits)  # fmt: skip
-
-    def _roofs(self) -> list[Limits]:
-        return [self.limits] if self.limits else []
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -228,6 +194,7 @@ class Explanation(Drawn):
             "least_bytes": p.least_bytes,
             "limit": limits and {**asdict(limits), "least_seconds": limits.seconds(p), "bound": limits.bound(p)},
             "rows": [self._plain(r) for r in self.rows],
+            "warnings": [*self.warnings],
         } | (
             {"placements": self.placements, "transfers": [asdict(t) for t in self.transfers]} if self.placements else {}
         )
@@ -240,17 +207,11 @@ class Explanation(Drawn):
 
 @dataclass(frozen=True)
 class Layer:
-    """One convolution of a model, and every place where the same one runs.
+    """One convolution of a model, and every place where the same one runs."""
 
-    Args:
-        names: of the modules, in order; one that runs twice stands here twice.
-        kind: class of the module.
-        explanation: what would run for it.
-    """
-
-    names: tuple[str, ...]
-    kind: str
-    explanation: Explanation
+    names: tuple[str, ...]  # of the modules, in order; one that runs twice stands here twice
+    kind: str  # class of the module
+    explanation: Explanation  # what would run for it
 
     @property
     def problem(self) -> ConvProblem:
@@ -313,18 +274,15 @@ class ModelExplanation(Drawn):
         kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
         title = f"{no_kernels(self.machine)}{count} {kinds}, {len(self.layers)} different, on {self.machine}"
         text = text_of([title, *Layers(self.rows).lines(width, texts=True)], width)
-        rows = [(name, *t.cells()) for name, t in self.transfers]
-        return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
+        return f"{text}\n{_exchanged(self.transfers).text(width)}" if self.transfers else text
 
     def _repr_html_(self) -> str:
         return f"<p>on {escape(str(self.machine))}</p>{Layers(self.rows).html()}{self._picture()}"
 
-    def _calls(self) -> list[Call]:
+    def _drawn(self) -> tuple[list[Call], list[Limits]]:
         """Return what was measured of each layer; else one pass, as all have the same work."""
-        return [call for call in self.rows if call.milliseconds or call.direction == "forward"]
-
-    def _roofs(self) -> list[Limits]:
-        return list(dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits))
+        limits = dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits)
+        return [call for call in self.rows if call.milliseconds or call.direction == "forward"], list(limits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -340,5 +298,15 @@ def no_kernels(machine: Machine) -> str:
     return f"NO COMPILED KERNELS: {missing}\n" if missing else ""
 
 
-def _exchanged(rows: Sequence[tuple[str, ...]], width: int | None, *first: str) -> str:
-    return text_table([(*first, *Transfer.NAMES), *rows], width=width)
+def _exchanged(transfers: Sequence[tuple[str, Transfer]]) -> Table[tuple[str, Transfer]]:
+    """Return a table of transfers, each with the name of its layer, if it has one."""
+    return Table(transfers, {
+        "layer": (lambda row: row[0], ""),
+        "pass": (lambda row: row[1].when, ""),
+        "tensor": (lambda row: row[1].tensor, ""),
+        "exchange": (lambda row: row[1].collective, ""),
+        "over": (lambda row: " and ".join(row[1].over), ""),
+        "received": (lambda row: f"{row[1].bytes:,} B", ""),
+        "at least": (lambda row: f"{row[1].least:,} B", ""),
+        "as": (lambda row: row[1].why, ""),
+    })  # fmt: skip

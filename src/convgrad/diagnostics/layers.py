@@ -23,19 +23,13 @@ _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class Running(NamedTuple):
-    """A module that is running.
-
-    Attributes:
-        range: of the profiler; None where none is running.
-        nodes: of autograd, which made its inputs.
-        autocast: kind of device -> the dtype to which autocast casts there.
-    """
+    """A module that is running."""
 
     module: nn.Module
     name: str
-    range: Any
-    nodes: set[Any]
-    autocast: dict[str, torch.dtype | None]
+    range: Any  # of the profiler; None where none is running
+    nodes: set[Any]  # of autograd, which made its inputs
+    autocast: dict[str, torch.dtype | None]  # kind of device -> the dtype to which autocast casts there
 
 
 class _Thread(threading.local):
@@ -118,8 +112,10 @@ def _after(module: nn.Module, _: object, output: Any) -> None:
         if one.module is module:
             break
     if one.range is not None and next(module.children(), None) is None:
-        for node in _nodes(output) - one.nodes:
-            _mark(node, f"{one.name} (backward)")
+        for node in _nodes(output) - one.nodes:  # a range is open while it is computed
+            opened = record_function(f"{one.name} (backward)")
+            node.register_prehook(lambda _, opened=opened: opened.__enter__() and None)
+            node.register_hook(lambda *_, opened=opened: opened.__exit__(None, None, None))
 
 
 for _hook in (_before, _after):  # a normalization may wait for its reader although these get it
@@ -129,10 +125,3 @@ for _hook in (_before, _after):  # a normalization may wait for its reader altho
 def _nodes(tensors: Any) -> set[Any]:
     """Return the nodes of autograd that made tensors, but none of one that is not computed yet."""
     return {t.grad_fn for t in tree_leaves(tensors) if type(t) is Tensor and t.grad_fn is not None}
-
-
-def _mark(node: Any, name: str) -> None:
-    """Open a range before a node of autograd is computed, and close it after."""
-    opened = record_function(name)
-    node.register_prehook(lambda _: opened.__enter__() and None)
-    node.register_hook(lambda *_: opened.__exit__(None, None, None))

@@ -14,14 +14,16 @@ from ..backends import COPY
 from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
 from ..engine.measure import Comparison, compare, second_call
 from ..problem import PASSES, ConvProblem, Outputs
+from ..tables import counted
 from .explanation import Answer, Explanation
 from .onednn_log import onednn_log
 from .roofline import limits_of, of_usual_speed
 
 _MOST_BYTES = 4 << 30
 _MOST_SECONDS = 1.0  # of a call that is compared
-_DIFFERENT = 1.05  # times as long: less is noise
+_DIFFERENT = 0.05  # of a time: less is noise
 _OTHERS = 0.25  # processors that others may take from ours
+_TELLING = 0.3  # seconds, of which a tick of the processors' clocks, a hundredth, is little
 _USUAL = 0.5  # of the usual speed, which caches and clocks explain
 
 
@@ -36,21 +38,29 @@ def measured(explanation: Explanation) -> Explanation:
     problem, machine, rows = explanation.problem, explanation.machine, explanation.rows
     if not machine.is_here:
         raise ValueError(f"{machine} is not here, so nothing can be measured on it")
+    load, device = Load(), torch.device(machine.device_type)
     if not (problem.empty or problem.least_bytes > _MOST_BYTES):
-        rows = _timed(problem, rows, torch.device(machine.device_type))
-    return replace(explanation, rows=rows, limits=limits_of(machine, problem.dtype, measured=True))
+        rows = _timed(problem, rows, device)
+    warnings = load.warnings(device, problem.dtype)
+    limits = limits_of(machine, problem.dtype, measured=True)
+    return replace(explanation, rows=rows, limits=limits, warnings=warnings)
+
+
+Candidates = Mapping[str, tuple[ConvProblem, tuple[Step, ...]]]
+
+
+def requested(names: Sequence[str], problem: ConvProblem, outputs: Outputs, device: torch.device) -> Candidates:
+    """Return those of the named backends that can compute these outputs, as candidates for `compared`."""
+    return {
+        name: (problem, (Step(get_backend(name), outputs, "requested by name"),))
+        for name in names if not reasons_against(get_backend(name), problem, outputs, device, requested=True)
+    }  # fmt: skip
 
 
 def compared(
-    candidates: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
-    outputs: Outputs,
-    device: torch.device,
-    *,
-    baselines: Sequence[str],
-    seconds: float,
-    least_rounds: int = 7,
-    hopeless: float = float("inf"),
-) -> Comparison | None:
+    candidates: Candidates, outputs: Outputs, device: torch.device, *, baselines: Sequence[str], seconds: float,
+    least_rounds: int = 7, hopeless: float = float("inf"),
+) -> Comparison | None:  # fmt: skip
     """Time candidates for the same outputs alternately; return their times with the fastest baseline as the baseline.
 
     None where there is no memory for the operands, or all others are hopeless.
@@ -79,35 +89,29 @@ def compared(
 def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.device) -> tuple[Answer, ...]:
     result = list(answers)
     for pass_ in PASSES:
-        candidates: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
-        for row in answers:
-            if row.output == pass_ and (row.chosen or (row.by_aten and row.runs)):
-                backend = get_backend(row.backend)
-                if not reasons_against(backend, problem, (pass_,), device, requested=True):
-                    candidates[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
+        rows = [row for row in answers if row.output == pass_ and (row.chosen or (row.by_aten and row.runs))]
+        candidates = requested([row.backend for row in rows], problem, (pass_,), device)
         if not candidates:
             continue
         seen = compared(candidates, (pass_,), device, baselines=[*candidates], seconds=0.3, least_rounds=1)
-        for i, row in enumerate(answers if seen else ()):
-            if seen and row.output == pass_ and row.backend in candidates:
-                runs = row.runs
-                if row.by_aten and device.type == "cpu":
-                    with onednn_log() as take:
-                        trials({"": candidates[row.backend]}, (pass_,), device)[""]()
-                        primitives = " + ".join(dict.fromkeys(take()))
-                    runs += f": {primitives}" if primitives else ""
-                seconds = {name: seen.median(name) for name in seen.samples}
-                result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
+        seconds = {name: seen.median(name) for name in seen.samples} if seen else {}
+        aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
+        for i, row in enumerate(answers):
+            if row.output != pass_ or row.backend not in seconds:
+                continue
+            runs, reasons = row.runs, row.reasons
+            if row.by_aten and device.type == "cpu":
+                with onednn_log() as take:
+                    trials({"": candidates[row.backend]}, (pass_,), device)[""]()
+                    primitives = " + ".join(dict.fromkeys(take()))
+                runs += f": {primitives}" if primitives else ""
+            if aten is not None and row.chosen and not row.by_aten and reasons[0].startswith(BY_RULE):
+                speed = aten / seconds[row.backend]  # which is known now, whatever the rule expected
+                faster = f"{speed:.3g}x as fast as aten" if abs(speed - 1) > _DIFFERENT else "no faster than aten"
+                _, one, together = reasons[0].partition(", in one ")
+                reasons = (f"by rule; in this measurement {faster}{one}{together}",)
+            result[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=reasons)
     return tuple(result)
-
-
-def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
-    """The reasons of a row; one that expects another order than was measured just now says that it was a rule's."""
-    aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
-    slower = aten is not None and seconds[row.backend] > aten * _DIFFERENT
-    if row.chosen and slower and row.reasons[0].startswith(BY_RULE):
-        return ("by rule; in this measurement aten took less time",)
-    return row.reasons
 
 
 class Load:
@@ -127,9 +131,9 @@ class Load:
 
     @property
     def others(self) -> float:
-        """Return the number of processors that others kept busy."""
+        """Return the number of processors that others kept busy; 0 where the time is too short to tell."""
         (begun, before), (now, after) = self._start, self._times()
-        return max(0.0, (after - before) / (now - begun))
+        return max(0.0, (after - before) / (now - begun)) if now - begun > _TELLING else 0.0
 
     def warnings(self, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
         """Why what was timed since then is not to be trusted; nothing where it is."""
@@ -138,7 +142,8 @@ class Load:
         said, cores, threads, others = [], os.cpu_count() or 1, torch.get_num_threads(), self.others
         if others + threads > cores + _OTHERS and others > _OTHERS:
             said.append(
-                f"other processes kept {others:.1f} of its {cores} processors busy, and this one has {threads} threads"
+                f"other processes kept {others:.1f} of its {cores} processors busy, and this one has "
+                + counted(threads, "thread")
             )
         if (part := of_usual_speed(dtype)) is not None and part < _USUAL:
             said.append(f"PyTorch's own matrix product ran at {part:.0%} of its usual speed")

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from typing import IO
 
 import torch
 
@@ -31,8 +32,8 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
         yield tuple
         return
     _flush()
-    with tempfile.TemporaryFile() as file:
-        real, read = os.dup(1), 0
+    with tempfile.TemporaryFile() as file, redirected(1, file) as real:
+        read = 0
 
         def take() -> tuple[str, ...]:
             nonlocal read
@@ -42,14 +43,23 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
             os.write(real, b"".join(line for line in lines if not line.startswith(_OURS)))
             return tuple(f"{m[1].decode()} ({m[2].decode()})" for m in map(_CONVOLUTION.match, lines) if m)
 
-        os.dup2(file.fileno(), 1)
         try:
             with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
                 yield take
         finally:
             take()
-            os.dup2(real, 1)
-            os.close(real)
+
+
+@contextmanager
+def redirected(descriptor: int, file: IO[bytes]) -> Generator[int, None, None]:
+    """Let a file descriptor of this process be that of a file in this block; yield a copy of what it was."""
+    real = os.dup(descriptor)
+    os.dup2(file.fileno(), descriptor)
+    try:
+        yield real
+    finally:
+        os.dup2(real, descriptor)
+        os.close(real)
 
 
 def _flush() -> None:

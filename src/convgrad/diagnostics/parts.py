@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from .onednn_log import redirected
 
 #: Part -> operators, ranges and nodes of autograd that belong to it with all that they call; the first that fits.
 _OPERATORS = {
     "optimizer": "^Optimizer",
     "normalization": "norm",
     "activations": r"relu|hardtanh|clamp_min|threshold|[gs]elu|silu|mish|sigmoid|tanh|softmax|hardswish|softplus",
-    "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|MmBackward|attention",
+    "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|LinearBackward|mmBackward|attention",
     "convolutions": r"convgrad::|conv(?!grad|ert)",
 }
 PARTS: tuple[str, ...] = ("convolutions", "normalization", "linear layers", "activations", "optimizer", "rest")
@@ -41,7 +42,7 @@ def watched(step: Callable[[], object], device: torch.device) -> Watched:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     seen = profile(activities=activities, profile_memory=not on_gpu)
-    with _no_log():
+    with open(os.devnull, "wb") as nothing, redirected(2, nothing):  # the profiler's library logs there
         seen.start()
     try:
         start = time.perf_counter()
@@ -50,7 +51,7 @@ def watched(step: Callable[[], object], device: torch.device) -> Watched:
             torch.cuda.synchronize(device)
         took = time.perf_counter() - start
     finally:
-        with _no_log():
+        with open(os.devnull, "wb") as nothing, redirected(2, nothing):
             seen.stop()
     parts = dict.fromkeys(PARTS, 0.0)
     level = peak = 0
@@ -73,16 +74,3 @@ def _part(event: Any) -> str:
         result = next((part for part, names in _OPERATORS.items() if re.search(names, event.name)), result)
         event = event.cpu_parent
     return result
-
-
-@contextmanager
-def _no_log() -> Iterator[None]:
-    """Drop what the profiler's library writes to standard error while it starts and stops."""
-    saved, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nothing)

@@ -52,9 +52,11 @@ def draw_roofline(
     drawn: list[_Drawn] = []
     for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
         flops, moved = call.work
-        if flops and moved and (speed := _reached(call, flops, moved, limits)):
+        # Of what was not measured, the time at best.
+        took = call.milliseconds or (call.against(limits[0]).least if limits else None)
+        if flops and moved and took:
             label = f"{name or call.name} {call.direction if ',' in call.shown else call.shown}" if i < _NAMED else ""
-            drawn.append(_Drawn(i, call, label, flops / moved, speed, 16 + 150 * call.total / most))
+            drawn.append(_Drawn(i, call, label, flops / moved, flops / took / 1e6, 16 + 150 * call.total / most))
     if not drawn:
         raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
     from matplotlib.figure import Figure
@@ -67,17 +69,22 @@ def draw_roofline(
     left, right = min(xs) / 1.7, max(xs) * 1.7
     top = max(ys + [one.flops_per_second / 1e9 for one in limits])
     axes.set(xlim=(left, right), ylim=(min(ys) / 1.8, top * 1.9))
+    said = {"color": _COLORS["muted"], "fontsize": 9, "textcoords": "offset points", "ha": "right"}
     for one in limits:
-        _roof(axes, one, left, right)
+        peak, slope = one.flops_per_second / 1e9, one.bytes_per_second / 1e9
+        ridge = peak / slope
+        axes.plot([left, ridge, right], [left * slope, peak, peak], color=_COLORS["ink"], linewidth=1.3, zorder=2)
+        axes.annotate(f"{peak:,.3g} GFLOP/s {one.dtype}", (right, peak), (-3, 5), **said)
+        if ridge > left * 2.5:
+            middle = math.sqrt(left * ridge)
+            axes.annotate(f"{slope:,.3g} GB/s", (middle, middle * slope), (-5, 5), **said)
     for stock, name, marker in ((False, "convgrad", "o"), (True, "PyTorch", "s")):
         color = _COLORS["theirs" if stock else "ours"]
         of_these = [one for one in drawn if by_pytorch(one.call.backend) is stock]
         for one in of_these:
-            filled: dict[str, Any] = (
-                {"facecolors": color, "alpha": 0.8} if one.call.milliseconds else {"facecolors": "none"}
-            )
+            face, alpha = (color, 0.8) if one.call.milliseconds else ("none", None)
             axes.scatter([one.x], [one.y], s=one.size, marker=marker, linewidths=1.2, edgecolors=color, zorder=3,
-                         gid=f"row-{one.number}", **filled)  # fmt: skip
+                         gid=f"row-{one.number}", facecolors=face, alpha=alpha)  # fmt: skip
         if of_these:
             axes.scatter([], [], s=40, marker=marker, color=color, label=name)
     figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLORS["ink"], handletextpad=0.2)
@@ -114,25 +121,6 @@ class _Drawn(NamedTuple):
     size: float
 
 
-def _reached(call: Call, flops: int, moved: int, limits: Sequence[Limits]) -> float | None:
-    """Return GFLOP/s; of what was not measured, those at the roof."""
-    if call.milliseconds:
-        return flops / call.milliseconds / 1e6
-    return min(limits[0].flops_per_second, flops / moved * limits[0].bytes_per_second) / 1e9 if limits else None
-
-
-def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
-    peak, slope = limits.flops_per_second / 1e9, limits.bytes_per_second / 1e9
-    ridge = peak / slope
-    axes.plot([left, ridge, right], [left * slope, peak, peak], color=_COLORS["ink"], linewidth=1.3, zorder=2)
-    said = {"color": _COLORS["muted"], "fontsize": 9}
-    axes.annotate(f"{peak:,.3g} GFLOP/s {limits.dtype}", (right, peak), (-3, 5), textcoords="offset points",
-                  ha="right", **said)  # fmt: skip
-    if ridge > left * 2.5:
-        axes.annotate(f"{slope:,.3g} GB/s", (math.sqrt(left * ridge), math.sqrt(left * ridge) * slope), (-5, 5),
-                      textcoords="offset points", ha="right", **said)  # fmt: skip
-
-
 def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
     """Name the points that have a label, the most important first, where there is room: on no other mark or text."""
     from matplotlib.transforms import Bbox
@@ -151,10 +139,7 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
         (px, py), r = axes.transData.transform((one.x, one.y)), math.sqrt(one.size) / 2
         taken.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
     for one in sorted((one for one in drawn if one.label), key=lambda one: -one.size):
-        line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-        text = axes.annotate(one.label, (one.x, one.y), (0, 0), textcoords="offset points", fontsize=9, va="center",
-                             color=_COLORS["ink"], zorder=4, arrowprops=line)  # fmt: skip
-        text.set_in_layout(False)
+        text = axes.text(0.5, 0.5, one.label, fontsize=9, transform=axes.transAxes)  # to know its size
         size, (px, py) = text.get_window_extent(), axes.transData.transform((one.x, one.y))
         for far, angle in product(_FAR, range(0, 360, 30)):
             dx, dy = far * math.cos(math.radians(angle)), far * math.sin(math.radians(angle))
@@ -166,20 +151,21 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
             if in_it and not box.count_overlaps(taken + names) and not any(b.count_overlaps(names) for b in leader):
                 names.append(box)
                 taken += leader
-                text.set(position=(dx, dy), ha={-1: "right", 0: "center", 1: "left"}[side])
+                line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
+                        "relpos": ((1 - side) / 2, 0.5)}  # fmt: skip
+                axes.annotate(
+                    one.label, (one.x, one.y), (dx, dy), textcoords="offset points", fontsize=9, va="center",
+                    ha={-1: "right", 0: "center", 1: "left"}[side], color=_COLORS["ink"], zorder=4, arrowprops=line,
+                ).set_in_layout(False)  # fmt: skip
                 break
-        else:
-            text.remove()
+        text.remove()
 
 
 class Drawn:
     """A result with a roofline: of what was measured, or of what is possible at best."""
 
-    def _calls(self) -> Sequence[Call]:
-        raise NotImplementedError
-
-    def _roofs(self) -> Sequence[Limits]:
-        """Return the limits of the machines, as far as they are known."""
+    def _drawn(self) -> tuple[Sequence[Call], Sequence[Limits]]:
+        """Return calls, and the limits of their machines, as far as they are known."""
         raise NotImplementedError
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -192,7 +178,7 @@ class Drawn:
             ImportError: matplotlib is missing; the extra ``[report]`` brings it.
             ValueError: nothing was measured, and what the machine can do is not known.
         """
-        figure = draw_roofline(self._calls(), self._roofs())
+        figure = draw_roofline(*self._drawn())
         if path is not None:
             figure.savefig(path, dpi=160)
         return figure

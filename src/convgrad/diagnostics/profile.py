@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -21,16 +21,12 @@ from ..backends import why_absent
 from ..engine.measure import conditions
 from ..foreign import read_as, read_json
 from .calls import Call, computed
-from .page import page_of
-from .roofline import BEYOND, TOO_LOW, Limits
-from .screen import Layers, screen
+from .roofline import TOO_LOW, Limits
+from .screen import Layers, page_of, screen
 
 #: The version of the data; it changes whenever a field changes its meaning or is removed.
 SCHEMA = 1
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
-#: The fields of a call in the data, those aside that are computed from others or written in another form.
-_ROW = ("problem", "shown", "backend", "reason", "layout", "device", "calls", "milliseconds", "total", "pytorch",
-        "least", "bound", "of_limit", "speedup", "low", "high")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,21 +42,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cost:
-    """Something avoidable, and what to do about it.
+    """Something avoidable, and what to do about it."""
 
-    Args:
-        kind: ``"layout"``, ``"backend"`` or ``"tune"``: what the remedy changes.
-        what: a sentence.
-        remedy: one line of Python or shell.
-        milliseconds: what it would save of the whole.
-        rows: which of the rows it concerns, by number.
-    """
-
-    kind: str
-    what: str
-    remedy: str
-    milliseconds: float
-    rows: tuple[int, ...] = ()
+    kind: str  # "layout", "backend" or "tune": what the remedy changes
+    what: str  # a sentence
+    remedy: str  # one line of Python or shell
+    milliseconds: float  # what it would save of the whole
+    rows: tuple[int, ...] = ()  # which of the rows it concerns, by number
 
 
 @dataclass(frozen=True)
@@ -105,75 +93,44 @@ class Change:
         return (self.after or 0.0) - (self.before or 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Before:
-    """An earlier run, as a profile keeps it to be compared with."""
+    """What a profile keeps of an earlier run, to be compared with it."""
 
-    what: str
-    made: str
-    conditions: str
-    milliseconds: float | None
-    rows: tuple[Call, ...]
+    what: str  #: the name of the model, script or file
+    made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))  #: ISO 8601
+    conditions: str  #: machine, threads, versions, memory setting
+    milliseconds: float | None = None  #: of the whole in which the rows were seen
+    rows: tuple[Call, ...]  #: the most expensive first
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
-    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it.
+class Profile(Before):
+    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it."""
 
-    Args:
-        kind: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file.
-        what: the name of the model, script or file.
-        finding: the result in one sentence.
-        milliseconds: of the whole in which `rows` were seen.
-        variants: the whole computed in different ways, PyTorch's own first.
-        rows: the most expensive first.
-        costs: the largest first.
-        looked: how much was examined to find them.
-        timeline: the calls of one step in their order.
-        notes: how it was measured, for the reader.
-        warnings: why the times are not to be trusted; such a profile has no ratio in its finding.
-        parts: of the whole step.
-        kernels: those that the user registered.
-        whole: the last lines of the screen: the gradients' error, memory, and the limit of the step.
-        limits: what the machine can do at best, by dtype.
-        conditions: machine, threads, versions, memory setting.
-        made: date and time, ISO 8601.
-        before: an earlier run.
-    """
-
-    kind: str
-    what: str
-    finding: str
-    milliseconds: float | None = None
-    variants: tuple[Variant, ...] = ()
-    rows: tuple[Call, ...]
-    costs: tuple[Cost, ...] = ()
-    looked: str = ""
-    timeline: tuple[Moment, ...] = ()
-    notes: tuple[str, ...] = ()
-    limits: tuple[Limits, ...] = ()
-    conditions: str
-    made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    kind: str  #: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file
+    finding: str  #: the result in one sentence
+    variants: tuple[Variant, ...] = ()  #: the whole computed in different ways, PyTorch's own first
+    costs: tuple[Cost, ...] = ()  #: the largest first
+    looked: str = ""  #: how much was examined to find them
+    timeline: tuple[Moment, ...] = ()  #: the calls of one step in their order
+    notes: tuple[str, ...] = ()  #: how it was measured, for the reader
+    limits: tuple[Limits, ...] = ()  #: what the machine can do at best, by dtype
     convgrad: str = __version__
-    before: Before | None = None
-    warnings: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
-    kernels: tuple[Kernel, ...] = ()
-    whole: tuple[str, ...] = ()
+    before: Before | None = None  #: an earlier run
+    warnings: tuple[str, ...] = ()  #: why the times are not to be trusted; then there is no ratio in the finding
+    parts: tuple[Part, ...] = ()  #: of the whole step
+    kernels: tuple[Kernel, ...] = ()  #: those that the user registered
+    whole: tuple[str, ...] = ()  #: the last lines of the screen: the gradients' error, memory, the limit of the step
     schema: int = SCHEMA
 
     @classmethod
     def of(
-        cls,
-        rows: Sequence[Call],
-        costs: Sequence[Cost] = (),
-        notes: Sequence[str] = (),
-        limits: Sequence[Limits] = (),
-        device: torch.device | str = "cpu",
-        **rest: Any,
-    ) -> Profile:
+        cls, rows: Sequence[Call], costs: Sequence[Cost] = (), notes: Sequence[str] = (), limits: Sequence[Limits] = (),
+        device: torch.device | str = "cpu", **rest: Any,
+    ) -> Profile:  # fmt: skip
         """Return a profile made now, its costs in order, with what is known of the machine; the rest are its fields."""
-        if any((row.of_limit or 0) > BEYOND for row in rows):
+        if any(row.beyond for row in rows):
             notes = [*notes, TOO_LOW]
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
         made = {"conditions": conditions(device), **rest}
@@ -186,8 +143,8 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json."""
-        before = self.before and {**asdict(self.before), "rows": [*map(_plain, self.before.rows)]}
-        return {**asdict(self), "rows": [*map(_plain, self.rows)], "before": before}
+        before = self.before and {**vars(self.before), "rows": [row.to_dict() for row in self.before.rows]}
+        return {**asdict(self), "rows": [row.to_dict() for row in self.rows], "before": before}
 
     def to_json(self) -> str:
         """Return the data as text."""
@@ -209,8 +166,6 @@ class Profile:
         try:
             result = read_as(cls, _with_calls(data), "the data")
             _ = [result.rows[moment.row] for moment in result.timeline], datetime.fromisoformat(result.made)
-            for row in (*result.rows, *(result.before.rows if result.before else ())):
-                _ = row.work  # its problem and its outputs can be read
             return result
         except (ValueError, TypeError, IndexError) as error:
             raise ValueError(f"this does not hold the data of a convgrad report: {error}") from None
@@ -234,8 +189,7 @@ class Profile:
 
     def against(self, before: Profile) -> Profile:
         """Return the same, compared with an earlier run."""
-        kept = Before(before.what, before.made, before.conditions, before.milliseconds, before.rows)
-        return replace(self, before=kept)
+        return replace(self, before=Before(**{f.name: getattr(before, f.name) for f in fields(Before)}))
 
     # ---- for people ---------------------------------------------------------------------------------
 
@@ -273,42 +227,22 @@ class Profile:
         return f'<iframe title="convgrad report" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
-def _plain(row: Call) -> dict[str, Any]:
-    """Return a call as it is in the data."""
-    flops, moved = row.work
-    others = {"outputs": [*row.passes], "layers": [*row.layers], "flops": flops, "bytes": moved, "copies": row.copied}
-    return {name: getattr(row, name) for name in _ROW} | others
-
-
-def _with_calls(data: Any) -> dict[str, Any]:
-    """Return data whose rows, and those of the run before, have the fields of a `Call`."""
-    rows, before = (data.get("rows"), data.get("before")) if isinstance(data, Mapping) else (None, None)
+def _with_calls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data in which the rows, and those of the run before, are calls."""
+    rows, before = data.get("rows"), data.get("before")
     if not isinstance(rows, (list, tuple)):
         raise ValueError("it has no list 'rows'")
-    return {**data, "rows": [*map(_call_data, rows)], "before": before if before is None else _with_calls(before)}
-
-
-def _call_data(row: Any) -> Any:
-    if not isinstance(row, Mapping):
-        return row
-    outputs = row.get("outputs")
-    return {**row, "outputs": "+".join(map(str, outputs)) if isinstance(outputs, (list, tuple)) else outputs,
-            "copied": row.get("copies", 0), "copies": ()}  # fmt: skip
+    before = _with_calls(before) if isinstance(before, Mapping) else before
+    return {**data, "rows": [*map(Call.from_dict, rows)], "before": before}
 
 
 def changes(now: Profile) -> list[Change]:
     """Return each direction of each convolution in the run before and in this one, the largest change first."""
     if now.before is None:
         return []
-    before, after = _by_direction(now.before.rows), _by_direction(now.rows)
-    result = [Change(*key, before.get(key), after.get(key)) for key in {**before, **after}]
-    return sorted(result, key=lambda c: -abs(c.difference))
-
-
-def _by_direction(rows: Sequence[Call]) -> dict[tuple[str, str], float]:
-    """(problem, direction) -> milliseconds. Two runs may split a backward differently, and name it otherwise."""
-    result: dict[tuple[str, str], float] = {}
-    for row in rows:
-        key = (str(computed(row.convolution)), row.direction)
-        result[key] = result.get(key, 0.0) + row.total
-    return result
+    times: dict[tuple[str, str], list[float | None]] = {}
+    for i, rows in enumerate((now.before.rows, now.rows)):
+        for row in rows:  # two runs may split a backward differently, and name it otherwise
+            both = times.setdefault((str(computed(row.convolution)), row.direction), [None, None])
+            both[i] = (both[i] or 0.0) + row.total
+    return sorted((Change(*key, *both) for key, both in times.items()), key=lambda c: -abs(c.difference))

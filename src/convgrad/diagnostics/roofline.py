@@ -28,19 +28,12 @@ TOO_LOW = (
 
 @dataclass(frozen=True)
 class Limits:
-    """The best that a machine can do.
+    """The best that a machine can do."""
 
-    Args:
-        bytes_per_second: of a large copy, bytes read and bytes written both counted.
-        flops_per_second: in this dtype.
-        dtype: by name, ``"float32"``.
-        source: how these two are known.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
-    dtype: str
-    source: str
+    bytes_per_second: float  # of a large copy, bytes read and bytes written both counted
+    flops_per_second: float  # in this dtype
+    dtype: str  # by name, "float32"
+    source: str  # how these two are known
 
     def seconds(self, problem: ConvProblem, outputs: Collection[str] = ("forward",)) -> float:
         """The least time of one call for these outputs; every single pass has the same."""
@@ -79,13 +72,10 @@ def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int
 
 def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
-    name, sheet = machine.sheet or ("", None)
-    key, flops = short(dtype), sheet.flops if sheet else {}
-    if key not in flops:
+    if machine.sheet is None or (key := short(dtype)) not in (sheet := machine.sheet[1]).flops:
         return None
-    return Limits(
-        (sheet.bandwidth if sheet else 0) * 1e9, flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense"
-    )
+    source = f"datasheet of the {machine.sheet[0].upper()}, dense"
+    return Limits(sheet.bandwidth * 1e9, sheet.flops[key] * 1e12, key, source)
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
@@ -119,7 +109,7 @@ def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | st
     result = Limits(
         copy, product, short(_arithmetic(dtype, device)), f"measured on {where}: a 64 MB copy, the best matrix product"
     )
-    _store(dtype, device, result)
+    store.write("limits", _key(dtype, device), asdict(result))
     return result
 
 
@@ -163,7 +153,3 @@ def _key(dtype: torch.dtype, device: torch.device) -> str:
 def _stored(dtype: torch.dtype, device: torch.device) -> Limits | None:
     result = store.read("limits", _key(dtype, device))
     return Limits(**result) if isinstance(result, dict) and result.keys() == Limits.__annotations__.keys() else None
-
-
-def _store(dtype: torch.dtype, device: torch.device, result: Limits) -> None:
-    store.write("limits", _key(dtype, device), asdict(result))

@@ -1,20 +1,27 @@
-"""A step on one screen: the layers that cost most, who computes them, against PyTorch, and what it adds up to."""
+"""A profile on one screen, the layers that cost most first, and as a page: one file of HTML that needs nothing else."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..engine.measure import Ratio
 from ..problem import ConvProblem
 from ..tables import Table, counted, wrapped
 from .calls import Call, without_figures
+from .pictures import by_pytorch, draw_roofline, short_names, svg
 
 if TYPE_CHECKING:
-    from .profile import Kernel, Profile
+    from .profile import Change, Kernel, Profile
 
 _FIRST = 5
+_HERE = Path(__file__).parent
+_CHANGES = 20  # that are shown of all
 _GLUE = "\N{NO-BREAK SPACE}"
 _UNSURE = 1.5  # times the lower end of an interval
 
@@ -24,27 +31,19 @@ class _Side:
 
     def __init__(self, calls: Sequence[Call], busy: bool) -> None:
         self.calls, self.first = calls, calls[0]
-        names = list(dict.fromkeys(call.backend for call in calls))
-        full = ", ".join(names)
-        self.backends = list(dict.fromkeys(name.split(" ")[0] for name in names))
+        self.backends = list(dict.fromkeys(call.library for call in calls))
+        full = ", ".join(dict.fromkeys(call.backend for call in calls))
         self.by = full if len(full) < 22 else ", ".join(self.backends)
         self.output = "  output" if self.first.direction == "forward" else "  gradients"
         self.total = sum(call.total for call in calls)
-        self.least = None if None in (each := [c.least for c in calls]) else sum(
-            (least or 0) * call.calls for least, call in zip(each, calls, strict=True)
-        )  # fmt: skip
-        one = self.first
+        least = [call.least * call.calls for call in calls if call.least is not None]
+        self.least = sum(least) if len(least) == len(calls) else None
+        one, self.speed = self.first, ""
         wide = not one.low or one.low < 1 < (one.high or 0) > _UNSURE * one.low
         self.unsure = one.speedup is not None and (busy or wide)
-
-    @property
-    def speed(self) -> str:
-        """Return the speedup over PyTorch with its interval; empty where that was not measured."""
-        one = self.first
-        if one.speedup is None:
-            return ""
-        interval = f" [{_short(one.low)}, {_short(one.high or 0)}]" if one.low else ""
-        return f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
+        if one.speedup is not None:  # over PyTorch, with its interval
+            interval = f" [{_short(one.low)}, {_short(one.high or 0)}]" if one.low else ""
+            self.speed = f"{_short(one.speedup)}x{interval}{' ?' * self.unsure}"
 
 
 def _short(ratio: float) -> str:
@@ -54,17 +53,14 @@ def _short(ratio: float) -> str:
 class Layers:
     """Calls by groups of equal layers, the most expensive group first: what `explain` and a profile show of a model.
 
-    Args:
-        kernels: that the user registered.
-        whole: milliseconds of which each row is a share, and what this is called.
-        busy: the machine was, and no row is to be compared.
+    ``whole`` is milliseconds of which each row is a share, and their name; on a busy machine no row is to be compared.
     """
 
     def __init__(
         self, rows: Sequence[Call], kernels: Sequence[Kernel] = (), whole: tuple[float, str] = (0.0, ""),
         busy: bool = False,
     ) -> None:  # fmt: skip
-        self.kernels, self.whole, self.busy = kernels, whole, busy
+        self.kernels, self.whole = kernels, whole
         groups: dict[tuple[object, ...], dict[str, list[Call]]] = {}
         for row in sorted(rows, key=lambda row: row.direction, reverse=True):
             group = groups.setdefault((row.layers, row.convolution.replace(name="", has_bias=False)), {})
@@ -74,8 +70,14 @@ class Layers:
 
     def _table(self, groups: Sequence[Sequence[_Side]], without: Sequence[str] = ()) -> Table[_Side]:
         measured, (whole, of) = any(side.total for group in groups for side in group), self.whole
+
+        def of_kernel(kernel: Kernel, side: _Side) -> str:
+            refused = any(set(side.first.layers) & set(layers) for layers in kernel.refused.values())
+            return "runs" if kernel.name in side.backends else "refused" if refused else "-"
+
         columns: dict[str, tuple[Callable[[_Side], Any], str]] = {
             "layers": (lambda s: _named(s.first), ""),
+            "convolution": (lambda s: described(s.first.problem).replace(_GLUE, " "), ""),
             "": (lambda s: s.output, ""),
             "by": (lambda s: s.by, ""),
             "ms": (lambda s: milliseconds(s.total), ">"),
@@ -84,25 +86,18 @@ class Layers:
             "limit" if measured else "ms at best": (
                 (lambda s: s.least and s.least / s.total, ".0%") if measured else (lambda s: s.least, ".3g")),
             of or "share": (lambda s: s.total / whole if whole else None, ".1%"),
-            **{kernel.name: (lambda s, kernel=kernel: self._of_kernel(kernel, s), "") for kernel in self.kernels},
+            **{kernel.name: (lambda s, kernel=kernel: of_kernel(kernel, s), "") for kernel in self.kernels},
         }  # fmt: skip
         sides = [side for group in groups for side in group]
         return Table(sides, {title: column for title, column in columns.items() if title not in without})
 
-    def _of_kernel(self, kernel: Kernel, side: _Side) -> str:
-        refused = any(set(side.first.layers) & set(layers) for layers in kernel.refused.values())
-        return "runs" if kernel.name in side.backends else "refused" if refused else "-"
-
     def lines(self, width: int | None, first: int | None = None, *, texts: bool = False) -> list[str]:
-        """Return the table, then what belongs below it, each reason once.
+        """Return the table of the first groups, with or without the texts of their problems, and what belongs below it.
 
-        Args:
-            width: columns that would exceed it are left out, the share first and then PyTorch's time.
-            first: how many groups; None for all.
-            texts: the problem of each group as text, too.
+        Columns that would exceed the width are left out, the share first and then PyTorch's time.
         """
         groups, (whole, of) = self.groups[:first], self.whole
-        without = ["layers"]
+        without = ["layers", "convolution"]
         rows = self._table(groups, without).text().splitlines()
         for title in (of or "share", "PyTorch"):
             if width is not None and max(map(len, rows)) > width:
@@ -110,10 +105,8 @@ class Layers:
                 rows = self._table(groups, without).text().splitlines()
         result, rest = rows[:1], iter(rows[1:])
         for group in groups:
-            result += [
-                f"{_named(group[0].first)}: {described(group[0].first.problem)}",
-                *([f"  {group[0].first.problem}"] * texts),
-            ]
+            one = group[0].first
+            result += [f"{_named(one)}: {described(one.problem)}", *[f"  {one.problem}"] * texts]
             result += [next(rest) for _ in group]
         if more := self.groups[len(groups) :]:
             part = f", {sum(s.total for group in more for s in group) / whole:.0%} {of}" if whole else ""
@@ -124,14 +117,12 @@ class Layers:
         for kernel in self.kernels:
             refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
             result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {count}", *refused]))
-        by: dict[tuple[str, str], list[str]] = {}
+        by: dict[tuple[str, str], dict[str, None]] = {}
         for call in (call for group in groups for side in group for call in side.calls if call.reason):
-            why = call.backend.split(" ")[0], without_figures(call.reason)
-            by.setdefault(why, []).append(_named(call).split(" ")[0])
+            by.setdefault((call.library, without_figures(call.reason)), {})[_named(call).split(" ")[0]] = None
         for (name, reason), where in by.items():
-            each = list(dict.fromkeys(where))
-            others = f" and {len(each) - 3} more" if each[3:] else ""
-            result.append(f"why {name}: {reason} ({', '.join(each[:3])}{others})")
+            others = f" and {len(where) - 3} more" if len(where) > 3 else ""
+            result.append(f"why {name}: {reason} ({', '.join([*where][:3])}{others})")
         return result
 
     def html(self) -> str:
@@ -172,6 +163,76 @@ def parts_of(profile: Profile) -> Table[tuple[str, float, float]]:
         "of it": (lambda p: p[1] / (mine or 1), ".0%"),
         "PyTorch": (lambda p: milliseconds(p[2]), ">"),
         "of its": (lambda p: p[2] / (theirs or 1), ".0%"),
+    })  # fmt: skip
+
+
+# ---- the page ----------------------------------------------------------------------------------------
+
+
+def page_of(profile: Profile, changes: Sequence[Change]) -> str:
+    """Return the page of a profile, with the changes since the run before."""
+    try:
+        import matplotlib  # noqa: F401 - what draws the page needs it; said before anything is drawn
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise ImportError(f"the page needs {error.name}; install it with: pip install 'convgrad[report]'") from None
+    environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
+    text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
+    data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    rows = profile.rows
+    try:
+        figure = draw_roofline(rows, profile.limits, width=5.6, height=4.4)
+        roofline = svg(figure, f"Roofline of {len(rows)} rows: operations per second against operations per byte")
+    except ValueError:
+        roofline = "<p>No call has a time.</p>"
+    return environment.get_template("page.html").render(
+        **text,
+        p=profile,
+        data=Markup(data),
+        roofline=Markup(roofline),
+        forms=_forms(profile).cells(),
+        parts=parts_of(profile).cells() if profile.parts else [],
+        changes=_changes(profile, changes).cells(),
+        names=short_names(rows),
+        reasons=Counter(without_figures(r.reason) for r in rows if r.reason).most_common(),
+        ends=max((m.start + m.milliseconds for m in profile.timeline), default=0.0),
+        finding=profile.finding.partition(". "),
+        convolutions=sum(r.total for r in rows),
+        pytorch=any(r.pytorch is not None for r in rows),
+        limit=any(r.of_limit is not None for r in rows),
+        ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
+        time=lambda ms: shown(ms / 1e3),
+        described=described,
+        ms=milliseconds,
+        side=lambda backend: "theirs" if by_pytorch(backend) else "ours",
+    )
+
+
+def _forms(profile: Profile) -> Table[tuple[str, float, Any]]:
+    """Return the whole in each of its forms."""
+    forms = [
+        (v.name, v.milliseconds, v.speedup and Ratio(v.speedup, v.low or 0, v.high or 0)) for v in profile.variants
+    ]
+    forms += [("of it in convolutions", sum(r.total for r in profile.rows), None)] * (profile.kind == "run")
+    return Table(forms, {
+        "computed by": (lambda form: form[0], ""),
+        "time": (lambda form: shown(form[1] / 1e3), ">"),
+        "against PyTorch": (lambda form: str(form[2] or ""), ""),
+    })  # fmt: skip
+
+
+def _changes(profile: Profile, changes: Sequence[Change]) -> Table[tuple[str, float | None, float | None]]:
+    """Return the largest changes since the run before, the whole first."""
+    each = [(f"{described(c.problem)}, {c.direction}", c.before, c.after) for c in changes[:_CHANGES]]
+    if profile.before and profile.before.milliseconds and profile.milliseconds:
+        each.insert(0, ("the whole", profile.before.milliseconds, profile.milliseconds))
+    return Table(each, {
+        "convolution": (lambda c: c[0].replace("\N{NO-BREAK SPACE}", " "), ""),
+        "ms before": (lambda c: milliseconds(c[1]), ">"),
+        "ms after": (lambda c: milliseconds(c[2]), ">"),
+        "speed-up": (
+            lambda c: f"{c[1] / c[2]:.2f}x" if c[1] and c[2] else "only before" if c[1] else "only after", ">"),
     })  # fmt: skip
 
 

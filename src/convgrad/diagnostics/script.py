@@ -1,50 +1,39 @@
-"""A script run unmodified, every convolution taken over or observed; its report and its profile."""
+"""A script run unmodified, every convolution taken over or observed; its report and its profile, also from a file."""
 
 from __future__ import annotations
 
 import atexit
 import io
 import os
+import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from csv import DictReader
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
+from ..foreign import read_json
 from ..models import as_main, run_main
 from ..tables import counted, wrapped
-from .calls import Usage, limited, reasoned
-from .children import Watch, watching
+from .calls import Call, Usage, limited, reasoned, together
+from .children import Watch, third_step, watching
 from .costs import costs_of_rows
-from .files import read_table
 from .profile import Profile, Variant
 from .screen import shown
 from .step import Stage
 
 
 def run_script(
-    script: str,
-    args: Sequence[str] = (),
-    *,
-    stock: bool = False,
-    accelerate: bool = False,
-    csv: str | os.PathLike[str] | None = None,
-    module: bool = False,
-    measure: bool = True,
-    out: TextIO | None = None,
-    width: int | None = None,
-    first: int | None = None,
-    then: Callable[[dict[str, Any]], None] | None = None,
-    usage: Usage | None = None,
-    trace: str | os.PathLike[str] | None = None,
-    kernels: Sequence[str] = (),
-) -> int:
+    script: str, args: Sequence[str] = (), *, stock: bool = False, accelerate: bool = False,
+    csv: str | os.PathLike[str] | None = None, module: bool = False, measure: bool = True, out: TextIO | None = None,
+    width: int | None = None, first: int | None = None, then: Callable[[dict[str, Any]], None] | None = None,
+    usage: Usage | None = None, trace: str | os.PathLike[str] | None = None, kernels: Sequence[str] = (),
+) -> int:  # fmt: skip
     """Run a script as ``python script args...`` would, and report its convolutions.
 
     The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
@@ -63,7 +52,8 @@ def run_script(
         first: how many rows the report has, the most expensive ones; None for all.
         then: called after the report with the same as plain data.
         usage: gets the calls.
-        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer.
+        trace: write the third training step there, as `torch.profiler` sees it, with a range for each layer; of each of
+            several processes into a file of its own, whose name ends in its rank.
         kernels: scripts or modules that register kernels, which new interpreters load, too.
 
     Returns:
@@ -80,85 +70,58 @@ def run_script(
         raise FileNotFoundError(f"no script at {script!r}")
     # The script may go to another folder.
     target, trace_to = (None if path is None else Path(path).absolute() for path in (csv, trace))
-    start, others = time.perf_counter(), set(threading.enumerate())
+    start, others, file = time.perf_counter(), set(threading.enumerate()), out or sys.stderr
     how = "stock" if stock else "accelerate" if accelerate else "takeover"
     with ExitStack() as opened:
-        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels))
-        report = (measure, target, out or sys.stderr, width, first, then)
-        opened.callback(lambda: watch.first and _report(watch, time.perf_counter() - start, *report))
+        watch = opened.enter_context(watching(how, Usage() if usage is None else usage, kernels, trace_to))
+
+        def report() -> None:
+            if not watch.first:  # a process that the script forked
+                return
+            wall, (children, cut) = time.perf_counter() - start, watch.gather()
+            if trace_to is not None and not watch.notes:
+                watch.notes.append("no trace: no process came to the third step of an optimizer")
+            lines = [_head(watch, wall, children), *watch.notes, *watch.accelerated]
+            if accelerate and not watch.accelerated:
+                lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
+            if cut:
+                ended = "ended by a signal, or by os._exit: the calls of the last second may be missing"
+                lines.append(f"{_processes(cut)} {ended}")
+            with suppress(KeyboardInterrupt):  # the rest is known
+                limited(watch.usage.rows, measure)
+            with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
+                text, table = "\n".join(lines), watch.usage.table(width=width, first=first)
+                print(text if width is None else wrapped(text, width), table, sep="\n", file=file, flush=True)
+            try:
+                if target is not None:
+                    watch.usage.to_csv(target)
+                if then is not None:
+                    known = {"children": children, "children_cut": cut, "accelerated": watch.accelerated}
+                    then({"wall_seconds": wall, "taken_over": how == "takeover", **known, **watch.usage.to_dict()})
+            except OSError as error:
+                print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=file)
+
+        opened.callback(report)
         if trace_to is not None:
-            opened.enter_context(_third_step(trace_to, watch))
+            opened.enter_context(third_step(trace_to, watch))
         opened.enter_context(as_main(script, args, module))
         status = run_main(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
             atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
-    if not watch.first:  # a process that the script forked ends where the script does
+    if not watch.first:  # it ends where the script does
         raise SystemExit(status)
     return status
 
 
-@contextmanager
-def _third_step(path: Path, watch: Watch) -> Iterator[None]:
-    """Write the third step that an optimizer ends in this block as a Chrome trace, and note whether there was one."""
-
-    def write(profiler: torch.profiler.profile) -> None:
-        if watch.first and profiler.step_num > 2:
-            profiler.export_chrome_trace(str(path))
-            watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
-
-    plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
-        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
-        try:
-            yield
-        finally:
-            hook.remove()
-    if not watch.notes:
-        watch.notes.append("no trace: this process did not come to the third step of an optimizer")
-
-
-_WHO = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}
-
-
-def _report(
-    watch: Watch,
-    wall: float,
-    measure: bool,
-    csv: Path | None,
-    out: TextIO,
-    width: int | None,
-    first: int | None,
-    then: Callable[[dict[str, Any]], None] | None,
-) -> None:
-    children, cut = watch.gather()
-    usage, rows = watch.usage, watch.usage.rows
+def _head(watch: Watch, wall: float, children: int) -> str:
+    """Return the first line of a report."""
+    who = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}[watch.how]
     rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, each of which reports
-    head = f"\n{rank}{_WHO[watch.how]}: {counted(sum(row.calls for row in rows), 'call')}, {usage.seconds:.3f} s"
+    calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
+    rest = f" of {wall:.3f} s ({seconds / wall:.0%}) in convolutions"
     if children:
-        head += f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
-    else:
-        head += f" of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
-    lines = [head, *watch.notes, *watch.accelerated]
-    if watch.how == "accelerate" and not watch.accelerated:
-        lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
-    if cut:
-        lines.append(
-            f"{_processes(cut)} ended by a signal, or by os._exit: the calls of the last second may be missing"
-        )
-    with suppress(KeyboardInterrupt):  # the rest is known
-        limited(rows, measure)
-    with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        text = "\n".join(lines)
-        table = usage.table(width=width, first=first)
-        print(text if width is None else wrapped(text, width), table, sep="\n", file=out, flush=True)
-    try:
-        if csv is not None:
-            csv.write_text(usage.to_csv(), encoding="utf-8")
-        if then is not None:
-            known = {"children": children, "children_cut": cut, "accelerated": watch.accelerated}
-            then({"wall_seconds": wall, "taken_over": watch.how == "takeover", **known, **usage.to_dict()})
-    except OSError as error:
-        print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)
+        rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+    return f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}"
 
 
 def _processes(number: int) -> str:
@@ -230,11 +193,67 @@ def profile_table(path: str | Path) -> Profile:
     finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
     notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
     return Profile.of(
-        rows,
-        (),
-        notes,
-        kind="table",
-        what=str(path),
-        finding=finding,
+        rows, notes=notes, kind="table", what=str(path), finding=finding,
         conditions="a machine that the file does not name",
+    )  # fmt: skip
+
+
+# ---- tables ------------------------------------------------------------------------------------------
+
+#: Column, or field of the JSON of a run -> what it is, where it has another name.
+_NAMES = {"output": "outputs", "mean ms": "milliseconds", "of limit": "of_limit", "fraction_of_limit": "of_limit",
+          "layer": "layers", "pytorch_milliseconds": "pytorch"}  # fmt: skip
+
+
+def read_table(path: str | Path) -> list[Call]:
+    """Return the calls in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, or in the
+    JSON of ``convgrad run``, most expensive first.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none of these, or a line of it cannot be read.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    given = _lines_of_json(text) if str(path).endswith(".json") else DictReader(io.StringIO(text))
+    lines = [{_NAMES.get(name, name): value for name, value in line.items()} for line in given]
+    if not lines or not {"outputs", "backend", "milliseconds", "problem"} <= set(lines[0]):
+        what = f"it has the columns {', '.join(sorted(filter(None, lines[0])))}" if lines else "it has no line"
+        writers = "convgrad run --csv or --json, trace, or bench PROBLEM --csv"
+        raise ValueError(f"{str(path)!r} was not written by {writers}: {what}")
+    try:
+        return together([_call(line) for line in lines if line["milliseconds"] != ""])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} has a line that cannot be read: {error}") from None
+
+
+def _lines_of_json(text: str) -> list[dict[str, Any]]:
+    """Return the rows of ``convgrad run --json`` as lines of its CSV; none if this is something else."""
+    try:
+        return [
+            {**row, "outputs": "+".join(row["outputs"]), "layers": " ".join(row["layers"]),
+             "milliseconds": row["total_seconds"] * 1e3 / row["calls"]}
+            for row in read_json(text)["data"]["rows"]
+        ]  # fmt: skip
+    except (ValueError, KeyError, TypeError, ZeroDivisionError):
+        return []
+
+
+def _call(line: Mapping[str, Any]) -> Call:
+    one, calls = float(line["milliseconds"]), int(line.get("calls") or 1)
+    if calls < 1 or not 0 <= one < float("inf"):
+        raise ValueError(f"{calls} calls of {one} ms")
+    more: dict[str, Any] = {name: float(line[name]) for name in ("of_limit", "pytorch") if line.get(name)}
+    call = Call(
+        line["problem"],
+        re.sub(r" \([^)]*\)", "", line["outputs"]),  # what the outputs of a transposed one are to its user
+        f"{line['backend']} {line.get('kernel') or ''}".rstrip(),
+        device=line.get("device") or "cpu",
+        reason=line.get("reason") or "",
+        milliseconds=one,
+        calls=calls,
+        total=one * calls,
+        copied=len(copies.split(";")) if (copies := line.get("copies")) else 0,
+        layers=tuple((line.get("layers") or "").split()),
+        **more,
     )
+    return replace(call, problem=str(call.convolution), outputs="+".join(call.passes), layout=call.convolution.layout)

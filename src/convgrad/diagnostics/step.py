@@ -46,14 +46,9 @@ _MOST_ROUNDS = 101
 
 
 def profile_model(
-    model: nn.Module,
-    example_inputs: Any,
-    *,
-    what: str = "",
-    tune: str = "convgrad.measure() before the training loop",
-    seconds: float = 10.0,
-    stage: Stage = lambda _: None,
-) -> Profile:
+    model: nn.Module, example_inputs: Any, *, what: str = "", tune: str = "convgrad.measure() before the training loop",
+    seconds: float = 10.0, stage: Stage = lambda _: None,
+) -> Profile:  # fmt: skip
     """Measure a training step of a model by PyTorch and by convgrad, and each of its convolutions.
 
     The step is forward, backward and an update by SGD. It runs on copies: the model stays as it is.
@@ -86,6 +81,7 @@ def profile_model(
     with random_states_restored(device):
         with observe_aten(), Usage() as first:  # before any work
             steps["convgrad"]()
+        steps["PyTorch"]()  # what a first step does more is no part of a step
         if not first.rows:
             raise ValueError("no convolution ran in this model")
         load = Load()
@@ -99,19 +95,14 @@ def profile_model(
         # On a busy machine there is time for it nevertheless where a step is short.
         compared = time.perf_counter() < start + 0.8 * seconds or _SHORT * seen.seconds("PyTorch") < seconds
         error = _error(models, example_inputs) if compared else "gradients: not compared, for --seconds was too short."
-        parts, whole = _whole(steps, seen, rows, device, not warnings)
-        whole = (error, *whole)
-    if no_last:
-        whole = (*whole[:-1], f"channels_last was not timed: {no_last}.", whole[-1])
-    variants = [
-        Variant(name, seen.seconds(name) * 1e3, *(_ratio(seen, name) if name != "PyTorch" else ()))
-        for name in seen.samples
-    ]
+        parts, *whole = _whole(steps, seen, rows, device)
+    whole = [error, *whole, *[f"channels_last was not timed: {no_last}."] * bool(no_last), _forms_timed(seen, warnings)]
     stage("timing other backends for the most expensive convolutions")
     until = max(start + 0.9 * seconds, time.perf_counter() + 0.05 * seconds)
     costs, looked = [], "No other backend was timed, for the machine was busy."
     if not warnings:
-        found, looked = costs_of_rows(rows, variants[1].milliseconds, until, tune, layout=False, stock=False)
+        ms = seen.seconds("convgrad") * 1e3
+        found, looked = costs_of_rows(rows, ms, until, tune, layout=False, stock=False)
         costs = [*costs_of_layout(seen), *found]
     notes = [
         f"A step is forward, backward and SGD. {replaced}",
@@ -119,10 +110,14 @@ def profile_model(
         "there are fewer than six rounds the whole range.",
         "A row's time is its median over steps in which every call was watched, which costs a little.",
     ]
+    variants = tuple(
+        Variant(name, seen.seconds(name) * 1e3, *(_ratio(seen, name) if name != "PyTorch" else ()))
+        for name in seen.samples
+    )
     return Profile.of(
         rows, costs, notes, limits, device, kind="step", what=what or type(model).__name__,
         finding=_finding(seen, warnings), looked=looked, milliseconds=variants[1].milliseconds, warnings=warnings,
-        variants=tuple(variants), parts=parts, kernels=_kernels(rows, device), whole=whole, timeline=timeline,
+        variants=variants, parts=parts, kernels=_kernels(rows, device), whole=tuple(whole), timeline=timeline,
     )  # fmt: skip
 
 
@@ -175,21 +170,19 @@ def _that_fit(
 ) -> tuple[dict[str, Callable[[], object]], str]:
     """Return the forms that run, and in the time there is; and why none of them is in channels_last."""
     first = dict(list(steps.items())[:2])
-    if why:
-        return first, why
-    # As many rounds as give an interval, of all forms; the other layout takes about as long as this one.
-    needed = 2 * _ROUNDS * sum(call_seconds(step, device) for step in first.values())
-    left = start + 0.45 * seconds - time.perf_counter()
-    if needed > left:
-        return first, f"the step is slow, and --seconds {math.ceil(seconds + 2.5 * (needed - left))} would be enough"
-    for step in list(steps.values())[2:]:
-        if failed := why_it_fails(step):
-            return first, f"the model does not run there ({failed})"
-    return steps, ""
+    if not why:
+        # As many rounds as give an interval, of all forms; the other layout takes about as long as this one.
+        needed = 2 * _ROUNDS * sum(call_seconds(step, device) for step in first.values())
+        missing = needed - (start + 0.45 * seconds - time.perf_counter())
+        if missing > 0:
+            return first, f"there was no time for it; {math.ceil(2.5 * missing)} seconds more (--seconds) are enough"
+        failed = next(filter(None, map(why_it_fails, list(steps.values())[2:])), "")
+        why = f"the model does not run there ({failed})" if failed else ""
+    return first if why else steps, why
 
 
 def _interval(ratios: Sequence[float]) -> Ratio:
-    """The median of ratios with its interval; of too few their range."""
+    """Return the median of ratios with its interval; of too few their range."""
     low, high = median_interval(ratios)
     return Ratio(median(ratios), max(low, min(ratios)), min(high, max(ratios)))
 
@@ -199,18 +192,20 @@ def _ratio(seen: Comparison, name: str, base: str = "PyTorch") -> Ratio:
     return _interval([a / b for a, b in zip(seen.samples[base], seen.samples[name], strict=True)])
 
 
-def _best(seen: Comparison, who: str) -> str:
-    """The faster of the forms of one side."""
-    return min((name for name in seen.samples if name.startswith(who)), key=seen.median)
+def _best(seen: Comparison) -> tuple[str, str, Ratio]:
+    """Return the faster form of PyTorch, that of convgrad, and the speedup of this over that."""
+    stock, ours = (min(filter(lambda form: form.startswith(who), seen.samples), key=seen.median)
+                   for who in ("PyTorch", "convgrad"))  # fmt: skip
+    return stock, ours, _ratio(seen, ours, stock)
 
 
 def _finding(seen: Comparison, warnings: Sequence[str] = ()) -> str:
     """The best of PyTorch against the best of convgrad in a sentence or two, also where there is nothing to say."""
-    stock, ours = _best(seen, "PyTorch"), _best(seen, "convgrad")
-    ratio = _ratio(seen, ours, stock)
     if warnings:
         return "No comparison is made, for this machine was busy while the step was timed."
-    took, base = (shown(seen.seconds(form)) + _where(form) for form in (ours, stock))
+    *forms, ratio = _best(seen)
+    last = ", channels_last"
+    base, took = (shown(seen.seconds(form)) + " in channels_last" * form.endswith(last) for form in forms)
     times = f"{took} instead of {base}"
     if not ratio.differs and ratio.high > _TELLING * ratio.low:
         return f"What convgrad brings here cannot be told, for the times vary too much: {_words(ratio)}."
@@ -218,10 +213,6 @@ def _finding(seen: Comparison, warnings: Sequence[str] = ()) -> str:
         return f"convgrad makes no measurable difference to this training step here: {_words(ratio)}, {times}."
     slower = "" if ratio.value > 1 else "slower here, "
     return f"With convgrad the training step is {slower}{_words(ratio)} as fast: {times}."
-
-
-def _where(form: str) -> str:
-    return " in channels_last" if form.endswith("channels_last") else ""
 
 
 def _words(ratio: Ratio) -> str:
@@ -232,66 +223,56 @@ def _observed(
     steps: dict[str, Callable[[], object]], until: float
 ) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
     """Return the calls of a step by convgrad with PyTorch's time of the same layers, the limits, and a timeline."""
-    rounds: dict[str, list[Usage]] = {"PyTorch": [], "convgrad": []}
-    while not (mine := rounds["convgrad"]) or (len(mine) < _MOST_ROUNDS and time.perf_counter() < until):
-        for name, each in rounds.items():
-            with layer_ranges(), observe_aten(), Usage() as usage:
+    rounds: list[dict[str, Usage]] = []
+    while not rounds or (len(rounds) < _MOST_ROUNDS and time.perf_counter() < until):
+        rounds.append({name: Usage() for name in ("PyTorch", "convgrad")})
+        for name, usage in rounds[-1].items():
+            with layer_ranges(), observe_aten(), usage:
                 steps[name]()
             usage.end_step()
-            each.append(usage)
-    times = {name: _by_layer(each) for name, each in rounds.items()}
     calls = []
-    for call in together([call for usage in mine for call in usage.rows]):
-        count = max(1, call.calls // len(mine))
+    for call in together([call for one in rounds for call in one["convgrad"].rows]):
+        count = max(1, call.calls // len(rounds))
         calls.append(replace(call, calls=count, total=count * call.milliseconds))
-    seen, limits = limited([*map(reasoned, calls)])
-    alone = Counter((call.layers, call.direction) for call in seen)
-    rows = [_against(call, times, alone[call.layers, call.direction] == 1) for call in seen]
+    calls, limits = limited([*map(reasoned, calls)])
+    times = [(_by_layer(one["PyTorch"]), _by_layer(one["convgrad"])) for one in rounds]
+    alone = Counter((call.layers, call.direction) for call in calls)
+    rows = [_against(call, times, alone[call.layers, call.direction] == 1) for call in calls]
     rows.sort(key=lambda call: -call.total)
-    return rows, limits, mine[-1].timeline(rows)
+    return rows, limits, rounds[-1]["convgrad"].timeline(rows)
 
 
-def _by_layer(rounds: Sequence[Usage]) -> dict[tuple[str, str], list[float]]:
-    """Return (layer, direction) -> milliseconds in each round."""
-    result: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for usage in rounds:
-        now: dict[tuple[str, str], float] = defaultdict(float)
-        for call in usage.rows:
-            for layer in call.layers:
-                now[layer, call.direction] += call.total / len(call.layers)
-        for key, total in now.items():
-            result[key].append(total)
+_Times = dict[tuple[str, str], float]
+
+
+def _by_layer(usage: Usage) -> _Times:
+    """Return (layer, direction) -> milliseconds."""
+    result: _Times = defaultdict(float)
+    for call in usage.rows:
+        for layer in call.layers:
+            result[layer, call.direction] += call.total / len(call.layers)
     return result
 
 
-def _against(call: Call, times: dict[str, dict[tuple[str, str], list[float]]], alone: bool) -> Call:
-    """Return a row compared with PyTorch's time of the same direction of the same layers.
-
-    Args:
-        alone: no other row is of this direction of these layers.
-    """
+def _against(call: Call, times: Sequence[tuple[_Times, _Times]], alone: bool) -> Call:
+    """Return a row compared with PyTorch's time of the same direction of the same layers, of which it may be a part."""
     keys = [(layer, call.direction) for layer in call.layers]
-    if not keys or any(key not in times["PyTorch"] for key in keys):
+    if not keys or not all(key in stock for stock, _ in times for key in keys):
         return call
-    stock, ours = (map(sum, zip(*(times[who][key] for key in keys), strict=False)) for who in ("PyTorch", "convgrad"))
-    ratios = [base / own for base, own in zip(stock, ours, strict=False)]
-    speed = _interval(ratios)
-    low, high = speed[1:] if len(ratios) > 2 else (None, None)
-    pytorch = speed.value * call.milliseconds if alone else None
-    return replace(call, pytorch=pytorch, speedup=speed.value, low=low, high=high)
+    value, *interval = _interval(
+        [sum(stock[key] for key in keys) / sum(own[key] for key in keys) for stock, own in times]
+    )
+    low, high = interval if len(times) > 2 else (None, None)
+    return replace(call, pytorch=value * call.milliseconds if alone else None, speedup=value, low=low, high=high)
 
 
 # ---- the whole step --------------------------------------------------------------------------------
 
 
 def _whole(
-    steps: dict[str, Callable[[], object]],
-    seen: Comparison,
-    rows: Sequence[Call],
-    device: torch.device,
-    conclusive: bool,
-) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """The parts of the step, which add up to it, and what else is to be said of it as a whole."""
+    steps: dict[str, Callable[[], object]], seen: Comparison, rows: Sequence[Call], device: torch.device
+) -> tuple[Any, ...]:
+    """Return the parts of the step, which add up to it, and what else is to be said of it as a whole."""
     ours, stock = (watched(steps[name], device) for name in ("convgrad", "PyTorch"))
     mine, theirs = seen.seconds("convgrad") * 1e3, seen.seconds("PyTorch") * 1e3
     parts = tuple(
@@ -310,11 +291,14 @@ def _whole(
             f"the parts are those of one watched step of {shown(ours.seconds)}, scaled to {shown(mine / 1e3)}: these "
             "two do not agree."
         )
+    return parts, *said
+
+
+def _forms_timed(seen: Comparison, warnings: Sequence[str]) -> str:
+    """Return a line with the time of each form, and unless the machine was busy the best ones compared."""
+    stock, ours, ratio = _best(seen)
     forms = "; ".join(f"{name} {shown(seen.seconds(name))}" for name in seen.samples)
-    best = _best(seen, "PyTorch"), _best(seen, "convgrad")
-    ratio = f". {best[1]} against {best[0]}: {_words(_ratio(seen, best[1], best[0]))}" if conclusive else ""
-    said.append(f"step: {forms}{ratio}.")
-    return parts, tuple(said)
+    return f"step: {forms}{'' if warnings else f'. {ours} against {stock}: {_words(ratio)}'}."
 
 
 def _error(models: dict[str, nn.Module], inputs: Any) -> str:
@@ -348,13 +332,11 @@ def _error(models: dict[str, nn.Module], inputs: Any) -> str:
 
 def _kernels(rows: Sequence[Call], device: torch.device) -> tuple[Kernel, ...]:
     """For each kernel that the user registered, the layers that it computes, and those that it refuses and why."""
-    ours, result = {backend.name for backend in built_in()}, []
-    layers_of = {computed(row.convolution): row.layers for row in rows}
-    for name, backend in backends().items():
-        if name in ours:
-            continue
-        runs = [row for row in rows if row.backend.split(" ")[0] == name]
+    layers_of, result = {computed(row.convolution): row.layers for row in rows}, []
+    ours = {backend.name for backend in built_in()}
+    for name, backend in ((name, one) for name, one in backends().items() if name not in ours):
         refused: dict[str, tuple[str, ...]] = {}
+        runs = [row for row in rows if row.library == name]
         for problem, layers in layers_of.items():
             against = [reasons_against(backend, problem, (output,), device) for output in PASSES]
             if all(against):

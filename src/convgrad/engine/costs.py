@@ -8,7 +8,7 @@ known of the kernels. Depthwise problems and 16 bits that a processor has no ari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import ceil, prod
 
 import torch
@@ -26,8 +26,8 @@ _TOGETHER = 1.1
 
 Amounts = dict[str, float]
 Costs = Mapping[str, Mapping[str, float]]
-#: Operations, and elements that are moved.
-Counted = tuple[Mapping[str, float], Mapping[str, float]]
+#: The backends that have an estimate.
+BACKENDS = ("native", "native:amx", "native:winograd")
 
 #: Kernels -> the price of each amount that `work` counts.
 # begin of the derived lines
@@ -73,8 +73,7 @@ def gains(problem: ConvProblem, outputs: Outputs) -> dict[str, float]:
 def ranked(problem: ConvProblem, passes: int, found: Mapping[str, float]) -> dict[str, float]:
     """Return gains in the order to try their backends: the largest first, but for ``native:amx``.
 
-    That comes before all others unless ``native`` is as fast: on no machine were it and Winograd's algorithm measured
-    together. It computes each pass by itself, where ``native`` reads the operands of several once.
+    That comes first unless ``native`` is as fast: on no machine were it and Winograd's algorithm measured together.
     """
     order = dict(sorted(found.items(), key=lambda item: -item[1]))
     amx = order.pop("native:amx", 0.0)
@@ -91,98 +90,60 @@ def library_of(problem: ConvProblem) -> str:
 
 
 def work(p: ConvProblem, pass_: Pass, kernels: str) -> Amounts:
-    """Return what some kernels do for a pass: floating-point operations, and elements of 4 bytes that are moved.
+    """Return what kernels (a backend's, or a library's) do for a pass: operations, and elements of 4 bytes moved.
 
     Both are in millions for each thread; ``call`` and ``calls`` are counts.
-
-    Args:
-        kernels: the name of a backend, or what `library_of` returns.
     """
-    operations, elements = _COUNTED[kernels](p, pass_)
+    counted = {"call": 1.0}
+    operands, pointwise = prod(p.input_shape) + prod(p.output_shape), p.unpadded_pointwise
+    channels = _group(p)[pass_ != "grad_input"]  # of a group, which a vector of oneDNN's may hold
+    padded = p.batch * p.in_channels * prod(dim.padded for dim in p.dims)
+    elements = {"input with padding": padded, "output": prod(p.output_shape), "weight": prod(p.weight_shape)}
+    if kernels == "native":  # vectors hold results of a row, and tiles the padding
+        operations = {
+            "product" if pointwise else "convolution": p.flops,
+            "idle lanes": 0.0 if pointwise else p.flops * (_filled(p.output_size[-1], _RESULTS) - 1),
+            "few channels": p.flops / min(channels, _CHANNELS),
+        }
+        # pixels are gathered where kernels do not overlap, a part of a large kernel at a time
+        patches = not pointwise and all(s >= k for s, k in zip(p.stride, p.kernel_size, strict=True))
+        elements["patches"] = operands * patches * ceil(prod(p.kernel_size) / _PATCH)
+    elif kernels == "native:amx":  # tiles of 16 channels of both sides, in float32 alone
+        operations = {"convolution": p.flops * prod(_filled(n, 16) for n in _group(p))}
+    elif kernels == "native:winograd":
+        tiles, products, values = _transformed(p)
+        operations = {"convolution": 2 * tiles * products * _group(p)[0] * p.out_channels}
+        transformed = {"input": values * p.in_channels, "output": values * p.out_channels}
+        elements = {**transformed, "weight": elements["weight"]}
+    elif kernels == "oneDNN":  # vectors hold channels, for which contiguous operands are copied
+        full = p.flops * _filled(channels, _CHANNELS)
+        operations = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
+        operations = {"product": p.flops} if pointwise else operations
+        elements = {"operands": operands, f"laid out for {pass_}": operands * (not p.channels_last)}
+    else:  # one matrix product of each image and group, of columns that are written first
+        counted["calls"] = p.batch * p.groups
+        columns = p.batch * p.in_channels * prod(p.kernel_size) * prod(p.output_size) * (not pointwise)
+        operations, elements = {"convolution": p.flops}, {"columns": columns, "operands": operands}
     share, size = 1e-6 / threads(), p.dtype.itemsize / 4
     # oneDNN computes in 16 bits; all others convert them.
-    counted = {"call": 1.0, **({"calls": p.batch * p.groups} if kernels == "columns" else {})}
     counted |= {what: n * share * (min if kernels == "oneDNN" else max)(size, 1) for what, n in operations.items()}
     return counted | {what: n * share * size for what, n in elements.items()}
 
 
-def _native(p: ConvProblem, pass_: Pass) -> Counted:
-    """Count for vectors that hold results of a row, and tiles that hold the padding."""
-    pointwise, patches = p.unpadded_pointwise, not (p.unpadded_pointwise or overlapping(p))
-    return {
-        "product" if pointwise else "convolution": p.flops,
-        "idle lanes": 0.0 if pointwise else p.flops * (_filled(p.output_size[-1], _RESULTS) - 1),
-        "few channels": p.flops / min(_vector_channels(p, pass_), _CHANNELS),
-    }, {
-        **_tiles(p),
-        # pixels are gathered where kernels do not overlap, a part of a large kernel at a time
-        "patches": _operands(p) * patches * ceil(prod(p.kernel_size) / _PATCH),
-    }  # fmt: skip
-
-
-def _amx(p: ConvProblem, pass_: Pass) -> Counted:
-    """Count for tiles of 16 channels of both sides; it computes in float32 alone."""
-    return {"convolution": p.flops * prod(_filled(n, 16) for n in _group(p))}, _tiles(p)
-
-
-def _winograd(p: ConvProblem, pass_: Pass) -> Counted:
-    """Count for tiles of 2 or 2x2 results, whose 4 or 4x4 values are transformed."""
+def _transformed(p: ConvProblem) -> tuple[int, int, int]:
+    """Return the tiles of Winograd's algorithm, the products of each, and the values: 4 or 4x4 for 2 or 2x2 results."""
     along = transformed_dimensions(p) or [0]
     tiles, products = p.batch, 1
     for d, (size, kernel, dilation) in enumerate(zip(p.output_size, p.kernel_size, p.dilation, strict=True)):
         apart = min(dilation, size)  # the results of a tile; with each of those between them other tiles begin
         tiles *= apart * ceil(size / apart / 2) if d in along else size
         products *= 4 if d in along else kernel
-    values, weight = tiles * 4 ** len(along), prod(p.weight_shape)
-    operations = {"convolution": 2 * tiles * products * _group(p)[0] * p.out_channels}
-    return operations, {"input": values * p.in_channels, "output": values * p.out_channels, "weight": weight}
-
-
-def _onednn(p: ConvProblem, pass_: Pass) -> Counted:
-    """Count for vectors that hold channels, for which contiguous operands are copied."""
-    full = p.flops * _filled(_vector_channels(p, pass_), _CHANNELS)
-    convolution = {"convolution": full, "sequence": full * (p.ndim == 1) * p.kernel_size[0] ** 0.5}
-    elements = {"operands": _operands(p), f"laid out for {pass_}": _operands(p) * (not p.channels_last)}
-    return {"product": p.flops} if p.unpadded_pointwise else convolution, elements
-
-
-def _columns(p: ConvProblem, pass_: Pass) -> Counted:
-    """Count for one matrix product of each image and group, of columns that are written first."""
-    columns = p.batch * p.in_channels * prod(p.kernel_size) * prod(p.output_size) * (not p.unpadded_pointwise)
-    return {"convolution": p.flops}, {"columns": columns, "operands": _operands(p)}
-
-
-#: Kernels -> the operations and the elements of a pass.
-_COUNTED: dict[str, Callable[[ConvProblem, Pass], Counted]] = {
-    "native": _native, "native:amx": _amx, "native:winograd": _winograd, "oneDNN": _onednn, "columns": _columns,
-}  # fmt: skip
-#: The backends that have an estimate.
-BACKENDS = ("native", "native:amx", "native:winograd")
-
-
-def overlapping(p: ConvProblem) -> bool:
-    """Whether some elements of the input are in several products with one channel of the weight."""
-    return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
-
-
-def _tiles(p: ConvProblem) -> dict[str, float]:
-    """Return the elements that tiles hold, and what is computed of them."""
-    padded = p.batch * p.in_channels * prod(dim.padded for dim in p.dims)
-    return {"input with padding": padded, "output": prod(p.output_shape), "weight": prod(p.weight_shape)}
-
-
-def _operands(p: ConvProblem) -> int:
-    return prod(p.input_shape) + prod(p.output_shape)
+    return tiles, products, tiles * 4 ** len(along)
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
     """Return the input and the output channels of a group."""
     return p.in_channels // p.groups, p.out_channels // p.groups
-
-
-def _vector_channels(p: ConvProblem, pass_: Pass) -> int:
-    """Return how many channels of a group a vector of oneDNN's may hold."""
-    return _group(p)[pass_ != "grad_input"]
 
 
 def _filled(n: int, lanes: int) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from ..problem import ConvProblem, Outputs
-from . import table
+from . import cache
 
 
 class Event(NamedTuple):
@@ -24,8 +24,8 @@ class Event(NamedTuple):
     device: str
     reason: str
     #: Operands that had to be copied into a layout that the backend takes, each with its shape and strides.
-    copies: tuple[str, ...]
-    seconds: float
+    copies: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 #: Where there is one, work on a GPU is waited for before the clock is read.
@@ -36,12 +36,12 @@ observers: list[Callable[[Event], object]] = []
 def observing(observer: Callable[[Event], object]) -> Generator[None, None, None]:
     """Tell an observer of every call in this block, in all threads; meanwhile the table of calls computes nothing."""
     observers.append(observer)
-    table.tell(1)
+    cache.tell(1)
     try:
         yield
     finally:
         observers.remove(observer)
-        table.tell(-1)
+        cache.tell(-1)
 
 
 class _Thread(threading.local):
@@ -59,7 +59,7 @@ class _Thread(threading.local):
     @in_backend.setter
     def in_backend(self, value: bool) -> None:
         self._in_backend = value
-        table.inside(value)
+        cache.inside(value)
 
 
 thread = _Thread()
@@ -75,18 +75,11 @@ def unobserved() -> Generator[None, None, None]:
         thread.unobserved = outer
 
 
-def observed(
-    problem: ConvProblem,
-    outputs: Outputs,
-    backend: str,
-    device: torch.device,
-    reason: str,
-    call: Callable[[], Any],
-    copies: tuple[str, ...] = (),
-) -> Any:
-    """The result of one call of a backend, which has a label for the profiler and which every observer is told of."""
-    wait = device.type == "cuda" and bool(observers)  # not for a profiler, which has a clock of its own
-    with record_function(f"convgrad::{'+'.join(outputs)}[{backend}]"):
+def observed(event: Event, call: Callable[[], Any]) -> Any:
+    """Return the result of a call of a backend, with a label for the profiler; tell every observer of it."""
+    device = event.device
+    wait = device.startswith("cuda") and bool(observers)  # not for a profiler, which has a clock of its own
+    with record_function(f"convgrad::{'+'.join(event.outputs)}[{event.backend}]"):
         if wait:
             torch.cuda.synchronize(device)
         outer, thread.in_backend = thread.in_backend, True  # or a convolution of ATen's would be reported once more
@@ -97,8 +90,7 @@ def observed(
             thread.in_backend = outer
         if wait:
             torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - start
-    event = Event(problem, outputs, backend, str(device), reason, copies, seconds)
+        event = event._replace(seconds=time.perf_counter() - start)
     for observer in () if thread.unobserved else tuple(observers):
         observer(event)
     return result

@@ -7,34 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._compat import profiler_enabled
-from ..backends import runs_as_stated, statable_arguments, warn_if_absent
-from ..problem import (
-    ConvProblem,
-    Output,
-    Outputs,
-    Role,
-    add_bias,
-    check_output_padding,
-    gradient_outputs,
-    in_order,
-    sum_of_bias,
-)
-from .cache import generation
-from .choice import choose
-from .events import observed, observers
-from .measure.measurer import confirmed, look_again
-from .request import Request, active, resume
-from .steps import SLOTS, Step, bind_step, is_prepared, slots_of
+from ..backends import Backend, operand_format, runs_as_stated, statable_arguments
+from ..problem import OPERANDS, ConvProblem, Output, Outputs, Role, Slot, add_bias, gradient_outputs, sum_of_bias
+from .events import Event, observed, observers
 
-#: PyTorch's second derivatives of a convolution in groups take a number of kernel calls that grows with the groups.
-#: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).
-_MOST_GROUPS = 32
+SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
+
+
+class Step(NamedTuple):
+    """One call of one backend, and why it was chosen."""
+
+    backend: Backend
+    outputs: Outputs
+    reason: str
+    #: The choice is made again, once there is time to measure.
+    unsettled: bool = False
+    #: A rule proposed it, and its first call times it against PyTorch's own.
+    proposed: bool = False
+
+
+def slots_of(outputs: Outputs) -> tuple[int, ...]:
+    """Return the operands that one call for these outputs reads, in the order of its backend's arguments."""
+    slots = OPERANDS[outputs[0]] if len(outputs) == 1 else SLOTS  # pyright: ignore[reportArgumentType]
+    return tuple([SLOTS.index(s) for s in slots])
 
 
 class Plan:
@@ -42,12 +43,13 @@ class Plan:
 
     Attributes:
         outputs: in the order of ``problem.OUTPUTS``.
-        steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
+        steps: the calls of backends, each with its reason.
+        rests: the outputs that no step yields: the sum for a ``grad_bias``, or all of an empty problem.
         unsettled: the kernel makes the choice again, so neither PyTorch's own operator nor an entry of the table may
             replace it.
         aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
         arguments: of that operator, if so.
-        backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`.
+        backwards, suffices: the results of `calls.backward_of` and `calls.pytorch_autograd_suffices`.
         form: for the plan of a call, the form from which its derivatives are made.
         request: the `use_backend` request under which it was made.
         flags, generation: the plan is valid until one of them changes; without flags, never for a backward pass.
@@ -58,59 +60,52 @@ class Plan:
     transformed = False
 
     __slots__ = (
-        "_kernels", "_places", "_program", "_rests", "arguments", "aten", "backwards", "device", "flags", "form",
-        "generation", "outputs", "problem", "request", "steps", "suffices", "unsettled",
+        "_kernels", "_places", "_program", "_wrap", "arguments", "aten", "backwards", "device", "flags", "form",
+        "generation", "outputs", "problem", "request", "rests", "steps", "suffices", "unsettled",
     )  # fmt: skip
 
     def __init__(
-        self, problem: ConvProblem, outputs: Outputs, device: torch.device, steps: tuple[Step, ...], since: int
+        self,
+        problem: ConvProblem,
+        outputs: Outputs,
+        device: torch.device,
+        steps: tuple[Step, ...],
+        request: Any = None,
+        since: int = -1,
+        wrap: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         self.problem, self.outputs, self.device, self.steps = problem, outputs, device, steps
-        one_call = len(steps) == 1 and steps[0].backend.name == "aten"
+        self.request, self.generation, self._wrap = request, since, wrap
         self.unsettled = any(step.unsettled or step.proposed for step in steps)
-        self.aten = one_call and not self.unsettled and runs_as_stated(problem)
+        atens = [step.backend.name for step in steps] == ["aten"] and not self.unsettled
+        self.aten = atens and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
         self.form: Any = None
-        self.request: Request | None = active()
         self.flags: object = None
-        self.generation = since
+        self.backwards: dict[tuple[bool, ...], Plan] = {}
+        self.suffices: dict[tuple[bool, bool], bool] = {}
         self._kernels: list[Callable[..., Any]] | None = None
         #: For each step: which slots it reads, and where among the outputs its results belong.
         self._program = [(slots_of(step.outputs), tuple([outputs.index(o) for o in step.outputs])) for step in steps]
-        yielded = {o for step in steps for o in step.outputs}
-        self._rests = [i for i, output in enumerate(outputs) if output not in yielded]
+        self.rests: list[Output] = [o for o in outputs if not any(o in step.outputs for step in steps)]
         #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
         self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
-        self.backwards: dict[tuple[bool, ...], Plan] = {}
-        self.suffices: dict[tuple[bool, bool], bool] = {}
-
-    # ---- running -------------------------------------------------------------------------------------
 
     def bind(self, like: tuple[Tensor | None, ...] = ()) -> list[Callable[..., Any]]:
-        """Return the kernel of each step; bound when first needed, for many plans are explained and never run.
-
-        Args:
-            like: operands and bias of a pass, as `bind_step` takes them.
-        """
+        """Return the kernel of each step, bound when first needed: many plans are explained and never run."""
         if self._kernels is None:
             kernels = [bind_step(self.problem, step, like) for step in self.steps]
-            for i, step in enumerate(self.steps):
-                if step.proposed:
-                    kernels[i] = confirmed(kernels[i], self.problem, step, self.device)
-                elif step.unsettled:
-                    kernels[i] = look_again(kernels[i], self.device)
+            if self._wrap is not None and self.unsettled:
+                kernels = [
+                    self._wrap(k, self.problem, s, self.device) for k, s in zip(kernels, self.steps, strict=True)
+                ]
             self._kernels = kernels
         return self._kernels
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Run a plan of a single pass.
-
-        Shape:
-            - a, b: the operands of the pass, in the order of ``Backend.bind``.
-            - result: the slot that the pass yields.
-        """
+        """Run a plan of a single pass on its operands, in the order of ``Backend.bind``."""
         if not self.steps:
-            return _empty_result(self.problem, self.outputs[0], a, bias)
+            return self._empty(self.outputs[0], a, bias)
         if observers or profiler_enabled():
             return self._observed(0, (a, b), (a, b, bias))
         return (self._kernels or self.bind())[0](a, b, bias)
@@ -120,9 +115,8 @@ class Plan:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Run a plan of gradients: (grad_input, grad_weight, grad_bias) as the user knows them, None for the others.
 
-        Args:
-            grad_output, input, weight: of the user's convolution; one that no step reads may be None. In a transposed
-                problem, grad_output fills the slot input, and input the slot grad_output.
+        The operands are the user's; one that no step reads may be None. In a transposed problem, grad_output fills the
+        slot input, and input the slot grad_output.
         """
         slots: Any = (input, grad_output, weight) if self.problem.transposed else (grad_output, input, weight)
         kernels = self._kernels or self.bind()
@@ -136,52 +130,20 @@ class Plan:
             else:
                 for place, one in zip(places, result, strict=True):
                     results[place] = one
-        for i in self._rests:
-            results[i] = self._rest(self.outputs[i], slots)
+        for output in self.rests:
+            if output == "grad_bias":
+                slot = self.problem.bias_slot
+                result = sum_of_bias(slots[SLOTS.index(slot)], self.problem.shape_of(slot)[1])
+            else:
+                result = self._empty(output, grad_output, None)
+            results[self.outputs.index(output)] = result
         one, two, three = self._places
         return results[one], results[two], results[three]
 
-    def _rest(self, output: Output, slots: tuple[Tensor | None, ...]) -> Tensor:
-        """Return an output that no step yields: the sum for grad_bias, or the result of an empty contraction."""
-        p = self.problem
-        if output != "grad_bias":
-            return _empty_result(p, output, next(t for t in slots if t is not None), None)
-        tensor = slots[SLOTS.index(p.bias_slot)]
-        assert tensor is not None
-        return sum_of_bias(tensor, p.shape_of(p.bias_slot)[1])
-
-    # ---- the backward of a forward plan ------------------------------------------------------------------
-
-    def backward(self, needs: tuple[bool, ...]) -> Plan:
-        """Return the plan of the gradients of (input, weight, bias) that are needed; made when it is first needed."""
-        plan = self.backwards.get(needs)
-        if plan is None:
-            if self.form is not None:
-                *_, transposed, output_padding, _ = self.form.arguments
-                check_output_padding(transposed, output_padding)
-            with resume(self.request):
-                outputs = gradient_outputs(self.problem.transposed, needs)
-                plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device, now=True)
-            self.backwards[needs] = plan
-        return plan
-
-    def pytorch_autograd_suffices(self, input: bool, weight: bool) -> bool:
-        """Whether PyTorch's own call, recorded by its own autograd, computes all of it and loses nothing by it.
-
-        Args:
-            input, weight: which of them require a gradient. If the weight does not, PyTorch would save an input that
-                no gradient needs; ours does not.
-        """
-        p = self.problem
-        lost = not weight or p.depthwise or p.groups > _MOST_GROUPS or self.request is not None
-        if not self.aten or lost or self.device.type != "cpu" or any(self.arguments[4] + self.form.arguments[4]):
-            found = False
-        else:
-            found = all(self.backward((input, True, bias)).aten for bias in {False, p.has_bias})
-        self.suffices[input, weight] = found
-        return found
-
-    # ---- observed -------------------------------------------------------------------------------------------
+    def _empty(self, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the result of a contraction over nothing: zeros, plus bias."""
+        zeros = like.new_zeros(self.problem.result_shape(output))
+        return add_bias(zeros, bias).contiguous(memory_format=self.problem.memory_format)
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]
@@ -190,27 +152,78 @@ class Plan:
             for t in operands
             if not is_prepared(step.backend, self.problem, t)
         )
-        call = partial(self.bind()[i], *args)
-        return observed(self.problem, step.outputs, step.backend.name, self.device, step.reason, call, copies)
+        event = self.event(step.backend.name, step.reason)._replace(outputs=step.outputs, copies=copies)
+        return observed(event, partial(self.bind()[i], *args))
+
+    def event(self, backend: str, reason: str) -> Event:
+        """Return a call that observers are told of."""
+        return Event(self.problem, self.outputs, backend, str(self.device), reason)
 
 
-def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
-    """The result of a contraction over nothing: zeros, plus bias."""
-    zeros = torch.zeros(problem.result_shape(output), dtype=like.dtype, device=like.device)
-    return add_bias(zeros, bias).contiguous(memory_format=problem.memory_format)
+# ---- the function of a step, and operands in the layout in which its backend takes them ------------------------
 
 
-def plan_for(problem: ConvProblem, outputs: Outputs, device: torch.device, now: bool = False) -> Plan:
-    """A new plan under the flags and the request in force. The plan of a call comes from `resolve`, which keeps it.
+def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] = ()) -> Callable[..., Any]:
+    """Return a function that copies operands into a layout of the backend, allocates a workspace, and adds a bias.
 
     Args:
-        now: it is about to run, so that measuring makes sense where that is on.
-
-    Raises:
-        BackendError: a requested backend cannot compute the outputs, or none can.
+        like: operands and bias of a pass, if all later ones have the same strides and none is lazily negated: where the
+            backend takes these as they are, its own function is returned.
     """
-    outputs, since = in_order(outputs), generation[0]
-    if now and device.type == "cpu":
-        warn_if_absent()
-    steps = () if problem.empty else choose(problem, outputs, device, active(), now=now)
-    return Plan(problem, outputs, device, steps, since)
+    backend = step.backend
+    kernel = backend.bind(problem, step.outputs)
+    size = backend.workspace(problem, step.outputs)
+    one_pass = len(step.outputs) == 1
+    fused = backend.fuses_bias(problem)
+    if "any" in backend.layouts and not size and (fused or not one_pass):
+        return kernel
+    ask_all = problem.dtype.is_complex  # a lazy conjugate is possible
+    if like and not ask_all and not size:
+        a, b, bias = like
+        taken = all(t is not None and is_prepared(backend, problem, t) for t in (a, b))
+        if taken and (bias is None or (fused and bias.is_contiguous())):
+            return kernel
+    # Where any strides will do, contiguous operands are not looked at further.
+    layout = operand_format(backend, problem) or torch.contiguous_format
+
+    def ready(t: Tensor) -> Tensor:
+        return prepare(backend, problem, t) if ask_all or not t.is_contiguous(memory_format=layout) or t.is_neg() else t
+
+    def scratch(like: Tensor) -> Tensor | None:
+        return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
+
+    def run_several(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return kernel(ready(grad_output), ready(input), ready(weight), scratch(weight))
+
+    def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Written out, for a call of `ready` would be most of what a small convolution costs beside its kernel.
+        if ask_all or not a.is_contiguous(memory_format=layout) or a.is_neg():
+            a = prepare(backend, problem, a)
+        if ask_all or not b.is_contiguous(memory_format=layout) or b.is_neg():
+            b = prepare(backend, problem, b)
+        workspace = scratch(a) if size else None
+        if bias is None or not fused:
+            result = kernel(a, b, None, workspace)
+            return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
+        bias = bias.resolve_conj().resolve_neg().contiguous()  # one that is expanded, or strided in another tensor
+        return kernel(a, b, bias, workspace)
+
+    return run_pass if one_pass else run_several
+
+
+def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
+    """Whether the backend takes this tensor as it is."""
+    if "any" in backend.layouts:
+        return True
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    memory_format = operand_format(backend, problem)
+    return memory_format is None or tensor.is_contiguous(memory_format=memory_format)
+
+
+def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
+    """Return the tensor as the backend takes it: itself, or a copy in `operand_format`, nothing of it lazy."""
+    if is_prepared(backend, problem, tensor):
+        return tensor
+    tensor, memory_format = tensor.resolve_conj().resolve_neg(), operand_format(backend, problem)
+    return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)

@@ -1,19 +1,23 @@
-"""The backends, and the reasons why one cannot be used."""
+"""The backends, the reasons why one cannot be used, and what PyTorch's kernels were found to get wrong here."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
-from ..backends import COPY, Backend, PaddedCopy
+from .._compat import onednn_limit
+from ..backends import COPY, Backend, PaddedCopy, learn
 from ..errors import UnknownNameError
-from ..problem import ConvProblem, Outputs, passes_of
+from ..problem import OUTPUTS, ConvProblem, Output, Outputs, passes_of
 from ..settings import capturing, determinism_demanded
 from .cache import invalidate
-from .found import load
+from .measure import store
 
 _backends: dict[str, Backend] = {}
 #: A name that is passed over in this thread or task.
@@ -28,11 +32,7 @@ def register(backend: Backend) -> None:
 
 
 def unregister(name: str) -> None:
-    """Remove a backend.
-
-    Raises:
-        KeyError: no backend has this name.
-    """
+    """Remove a backend; KeyError if none has this name."""
     if _backends.pop(name, None) is None:
         raise _unknown(name)
     invalidate()
@@ -56,11 +56,7 @@ def without(name: str) -> Generator[None, None, None]:
 
 
 def get_backend(name: str) -> Backend:
-    """Return the backend of this name, which may say that it computes over a padded copy.
-
-    Raises:
-        KeyError: there is none; the message lists those there are.
-    """
+    """Return the backend of this name, which may say that it computes over a padded copy; KeyError lists the names."""
     try:
         base = name.removesuffix(COPY)
         return _backends[base] if base == name else PaddedCopy(_backends[base])
@@ -77,8 +73,7 @@ def reasons_against(
 ) -> list[str]:
     """Return every reason why a backend cannot compute these outputs here and now; empty means usable.
 
-    Args:
-        requested: it was requested by name, so that it may compute even what is known to be wrong.
+    One that was ``requested`` by name may compute even what is known to be wrong.
     """
     passes = passes_of(outputs)
     if outputs not in backend.sweeps:
@@ -94,7 +89,7 @@ def reasons_against(
         reasons.append("a CUDA graph is being captured and it may not be called then")
     reasons += backend.against(problem, outputs, device)
     if not (requested or reasons or problem.empty):
-        load()
+        load_recorded()
         wrong, _ = backend.wrong_here(problem, outputs, device)
         reasons += [f"PyTorch's kernel is wrong here: {wrong}"] if wrong else []
     return reasons
@@ -107,3 +102,50 @@ def computed_at_once(
     passes = passes_of(outputs)
     sets = (outputs, passes) if len(passes) > 1 else (passes,)
     return next((o for o in sets if not reasons_against(backend, problem, o, device, requested=requested)), None)
+
+
+# ---- what `convgrad check --aten` found --------------------------------------------------------------------
+
+_KIND = "defect"
+
+
+class Found(NamedTuple):
+    """One finding: an output of a problem that PyTorch's kernel got wrong here."""
+
+    problem: ConvProblem
+    output: Output
+    what: str
+    #: A command that shows it again, with PyTorch alone.
+    repeat: str
+
+
+def _machine() -> str:
+    """Return all that decides which kernel runs."""
+    limit = onednn_limit() or "any"
+    return f"torch {torch.__version__} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {limit}"
+
+
+def recorded() -> list[Found]:
+    """Everything that was found on this machine with this PyTorch."""
+    findings = []
+    for key, value in store.items(_KIND).items():
+        try:
+            machine, output, text = key.split("; ", 2)
+            if machine == _machine() and output in OUTPUTS:
+                findings.append(Found(ConvProblem.parse(text), output, value["what"], value["repeat"]))
+        except (ValueError, KeyError, TypeError):  # of another version of this library
+            continue
+    return findings
+
+
+def record(found: Found) -> None:
+    """Keep a finding, and avoid PyTorch's kernel there from now on."""
+    store.write(_KIND, f"{_machine()}; {found.output}; {found.problem}", {"what": found.what, "repeat": found.repeat})
+    learn([found[:3]])
+    invalidate()
+
+
+@cache
+def load_recorded() -> None:
+    """Avoid what was found before; read once a process."""
+    learn(f[:3] for f in recorded())

@@ -11,8 +11,7 @@ from torch.compiler import is_compiling
 
 from ..backends import COPY
 from ..problem import PASSES
-from . import registry, table
-from .cache import invalidate
+from . import cache, registry
 
 
 class Request(NamedTuple):
@@ -26,12 +25,9 @@ class Request(NamedTuple):
 
 
 class _Alive:
-    """While one exists, the table of calls computes nothing: it does not know the requests of threads and tasks.
+    """While one exists, also in a task's copied context, the table computes nothing: it knows no requests."""
 
-    A context that was copied while a request was in force, such as a task's, keeps one alive.
-    """
-
-    def __init__(self, tell: Callable[[int], None] = table.tell) -> None:
+    def __init__(self, tell: Callable[[int], None] = cache.tell) -> None:
         self._tell = tell
         tell(1)
 
@@ -55,23 +51,17 @@ def active() -> Request | None:
     return _task.get() or _default
 
 
-def request_for(
-    name: str | None, forward: str | None = None, grad_input: str | None = None, grad_weight: str | None = None
-) -> Request:
-    """Return the request of `use_backend` with these arguments; the engine chooses for a pass that it does not name.
-
-    Raises:
-        KeyError: no backend has one of these names.
-    """
-    names = [forward, grad_input, grad_weight]
-    for own in names:
+def request_for(name: str | None, **passes: str | None) -> Request:
+    """Return the request of `use_backend` with these arguments; KeyError if no backend has one of these names."""
+    for own in passes.values():
         if own is not None:
             registry.get_backend(own)
     if name is not None:
         backend = registry.get_backend(name)
-        has = [pass_ in backend.passes or any(pass_ in sweep for sweep in backend.sweeps) for pass_ in PASSES]
-        names = [own or (name if can else None) for own, can in zip(names, has, strict=True)]
-    return Request._make((*names, False))
+        for pass_ in PASSES:
+            if pass_ in backend.passes or any(pass_ in sweep for sweep in backend.sweeps):
+                passes[pass_] = passes.get(pass_) or name
+    return Request(**passes)  # pyright: ignore[reportArgumentType]
 
 
 @contextmanager
@@ -99,7 +89,7 @@ def use_backend(
         >>> y.item()
         9.0
     """
-    request = request_for(name, forward, grad_input, grad_weight)
+    request = request_for(name, forward=forward, grad_input=grad_input, grad_weight=grad_weight)
     if is_compiling():  # the compiler knows no context variables, but follows a list
         traced.append(request)
         try:
@@ -123,11 +113,7 @@ def resume(request: Request | None) -> Generator[None, None, None]:
 
 
 def unregister(name: str) -> None:
-    """Remove a backend, as the process default too: the engine chooses again.
-
-    Raises:
-        KeyError: no backend has this name.
-    """
+    """Remove a backend, as the process default too: the engine chooses again."""
     registry.unregister(name)
     if _default is not None and any(n.removesuffix(COPY) == name for n in _default[:3] if n):
         set_default_backend(None)
@@ -146,4 +132,4 @@ def set_default_backend(name: str | None) -> None:
     """
     global _default  # noqa: PLW0603
     _default = None if name is None else request_for(name)
-    invalidate()
+    cache.invalidate()

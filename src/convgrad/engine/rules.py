@@ -2,15 +2,14 @@
 
 On a CPU a backend comes before PyTorch's kernels where it is faster by an estimate (`costs`), and for two kinds of
 problem that PyTorch's are always slow for, wherever it can compute them. Matrix products have rules of their own, for
-MKL's cost little beside their arithmetic. ``benchmarks/derive.py`` writes `TABLE` and says what the rules lose.
-
-On a GPU a rule only proposes: the evidence is strong, but how much is gained on which card is measured at the first
-call (`measure.measurer.confirmed`), with the processor's time, and stored. Until then PyTorch's kernels are the choice.
+MKL's cost little beside their arithmetic. ``benchmarks/derive.py`` writes `TABLE`. On a GPU a rule only proposes: how
+much is gained on which card is measured at the first call (`measure.measurer.watched`). Until then PyTorch's run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from math import prod
 from typing import Literal
 
@@ -56,26 +55,21 @@ def by_rule(p: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[
     # A linear layer is an image of one row in channels_last.
     linear = p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
     for_mkl = linear and not lacking and mkl_at_its_best()
-    for way, why in _on_cpu(p, outputs, lacking):
-        if for_mkl and not _beats_mkl(way, p):
-            break
-        yield way, why
+    kind = kind_of(p, lacking)
+    ways = [
+        (way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average")
+        for way, gain in TABLE.get(kind or "", {}).items()
+        if way != "aten:float32" or worth_converting(p, outputs, lacking)
+    ]
+    if kind == "other":
+        estimates = gains(p, outputs).items()
+        faster = ((way, gain) for way, gain in estimates if gain >= least_gain(p, way))
+        ways = [(way, f"{way} is {gain:.1f}x as fast as PyTorch, by estimate") for way, gain in faster]
+    yield from takewhile(lambda found: not for_mkl or _beats_mkl(found[0], p), ways)
     if patches and "grad_input" in outputs and p.dtype.itemsize <= 4:  # oneDNN has no float64
         yield "aten:patches", "kernels do not overlap, and PyTorch's gradient of the input takes several times as long"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
-
-
-def _on_cpu(p: ConvProblem, outputs: Outputs, lacking: str) -> Iterator[tuple[str, str]]:
-    kind = kind_of(p, lacking)
-    for way, gain in TABLE.get(kind or "", {}).items():
-        if way != "aten:float32" or worth_converting(p, outputs, lacking):
-            yield way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average"
-    if kind != "other":
-        return
-    for way, gain in gains(p, outputs).items():
-        if gain >= least_gain(p, way):
-            yield way, f"{way} is {gain:.1f}x as fast as PyTorch, by estimate"
 
 
 def least_gain(p: ConvProblem, way: str) -> float:
@@ -91,10 +85,7 @@ def kind_of(p: ConvProblem, lacking: str) -> Literal["depthwise", "emulated", "o
     """Return by what a problem is judged on a CPU: its line of `TABLE` or, for "other", its estimate.
 
     None is for problems that are always PyTorch's: those with more padding than products, which the tiles of ``native``
-    would hold, and small matrix products.
-
-    Args:
-        lacking: what the processor has no arithmetic for in this dtype (`cpu_lacks`), with which PyTorch is slow.
+    would hold, and small matrix products. For ``lacking`` see `cpu_lacks`.
     """
     padded = prod(dim.padded for dim in p.dims)
     if p.empty or padded - prod(p.input_size) > prod(p.output_size) * prod(p.kernel_size):
@@ -109,13 +100,7 @@ def kind_of(p: ConvProblem, lacking: str) -> Literal["depthwise", "emulated", "o
 
 
 def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
-    """Whether each value of the operands is in ten products or more; in fewer, converting takes longer than they do.
-
-    For the gradient of the weight it is worth while in any case: some processors have no kernel for that in 16 bits.
-
-    Args:
-        lacking: `cpu_lacks`.
-    """
+    """Whether each value is in ten products or more; always for grad_weight, which may have no kernel in 16 bits."""
     values = sum(map(prod, (p.input_shape, p.weight_shape, p.output_shape)))
     return "grad_weight" in outputs or (lacking == "all" and p.flops >= 20 * values)
 
@@ -123,12 +108,8 @@ def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     """Whether a linear layer is large enough to gain as a pointwise convolution: as such it costs 50 to 80 us more.
 
-    The times are in docs/kernels.md; for MKL see `_beats_mkl`. One output feature is no product of matrices. Nor is
-    one input feature, whose stride may be anything: as an image it may be contiguous, and its result then has no rows
-    in memory.
-
-    Args:
-        elements: of the input.
+    The times are in docs/kernels.md; for MKL see `_beats_mkl`. With one feature it is no product of matrices, or its
+    stride may be anything.
     """
     enough = 2 * elements * out_features >= 2**24 * threads() and min(out_features, in_features) > 1
     return enough and elements >= 32 * in_features
@@ -137,9 +118,7 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 def _beats_mkl(way: str, p: ConvProblem) -> bool:
     """Whether this kernel of ours computes a linear layer faster than MKL at its best (times: docs/kernels.md).
 
-    With few rows, packing the weight and writing its gradient are much of the work; with few output features packing
-    the input is; with many input features both are as fast as arithmetic lets them. AMX multiplies so fast that packing
-    is much of the work where any size is small.
+    Packing is much of the work with few rows or output features, and with AMX where any size is small.
     """
     rows, many = p.input_size[1], p.input_size[1] >= _MANY_ROWS
     if way == "native:amx":
@@ -162,11 +141,8 @@ _LARGE_PLANE = 49
 def proposals(p: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
     """Yield the backends that may be faster than PyTorch's own on a GPU, best first, and why.
 
-    Our depthwise kernels were never run on GPUs but NVIDIA's. PyTorch's native ones read an input once for each kernel
-    position to sum grad_weight; cuDNN has both gradients in two calls, where ours read each operand once
-    (benchmarks/results/gpu-h100.md). Wide kernels in float32 are not proposed on tensor cores: that would be TF32,
-    which PyTorch's depthwise kernels do not use. Then come other forms of PyTorch's call, where public reports say that
-    its usual one is slow (docs/gpu.md has them).
+    The evidence is in benchmarks/results/gpu-h100.md and docs/gpu.md. Our depthwise kernels were never run on GPUs but
+    NVIDIA's. Wide ones in float32 are not proposed on tensor cores: that would be TF32.
     """
     if device.type != "cuda" or p.least_bytes < _LEAST_BYTES:
         return

@@ -75,20 +75,16 @@ def of_tensors(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def made(function: Callable[P, R]) -> Callable[P, R]:
         parameters = signature(function).parameters
-        places = {name: place for place, name in enumerate(parameters) if name in names}
-        optional = {name for name in names if parameters[name].default is None}
+        required = {name for name in names if parameters[name].default is not None}
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = {
-                n: kwargs[n] if n in kwargs else args[i] for n, i in places.items() if n in kwargs or i < len(args)
-            }
-            given = {n: t for n, t in given.items() if t is not None or n not in optional}
-            require_tensors(function.__name__, **given)
-            operands: Any = tuple(given.values())
-            if not all(isinstance(operand, Tensor) for operand in operands):
-                return handle_torch_function(checked, operands, *args, **kwargs)
-            refuse_nested(*operands)
+            given: dict[str, Any] = {**dict(zip(parameters, args, strict=False)), **kwargs}
+            operands = {n: given[n] for n in names if n in given and (n in required or given[n] is not None)}
+            require_tensors(function.__name__, **operands)
+            if not all(isinstance(operand, Tensor) for operand in operands.values()):
+                return handle_torch_function(checked, operands.values(), *args, **kwargs)
+            refuse_nested(*operands.values())
             return function(*args, **kwargs)
 
         return checked
@@ -101,15 +97,6 @@ def _shown(value: object) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-def _groups(value: int) -> int:
-    if type(value) is int:
-        return value
-    try:
-        return _integer(value)
-    except TypeError:
-        raise TypeError(f"groups is an integer, got {_shown(value)}") from None
-
-
 def require_bool(name: str, value: object) -> None:
     """Refuse anything but a bool, as PyTorch does."""
     if value is not True and value is not False:
@@ -120,11 +107,7 @@ def require_bool(name: str, value: object) -> None:
 def paddings(
     padding: Padding | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return padding as integers, one for each dimension or low and high of each.
-
-    ``same`` keeps the size, with the odd element on the high side; ``causal``, in 1-D, pads the low side only, so that
-    no output depends on a later input.
-    """
+    """Return padding as integers, one for each dimension or low and high of each: ``same`` has the odd one high."""
     d = len(weight_size) - 2
     if not isinstance(padding, str):
         return _padding_integers(padding, d)
@@ -146,9 +129,8 @@ def paddings(
         raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same', 'causal'")
     if any(s != 1 for s in stride):
         raise ShapeError("padding='same' is not supported for strided convolutions")
-    if all(total % 2 == 0 for total in totals):
-        return tuple(total // 2 for total in totals)
-    return tuple(p for total in totals for p in (total // 2, total - total // 2))
+    both = tuple(p for total in totals for p in (total // 2, total - total // 2))
+    return both[::2] if both[::2] == both[1::2] else both
 
 
 def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
@@ -157,8 +139,15 @@ def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
     return padding_pairs(paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
 
-def _padding_integers(padding: Padding | str, d: int) -> tuple[int, ...]:
-    pads = integers(_flat(padding), d, "padding")
+def _padding_integers(padding: Any, d: int) -> tuple[int, ...]:
+    """Return padding in the operators' flat form, from integers or, as in `ConvProblem`, pairs (low, high)."""
+    if isinstance(padding, (tuple, list)) and padding and isinstance(padding[0], (tuple, list)):
+        if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
+            raise ShapeError(
+                f"expected padding to be integers, or a pair (low, high) for each dimension, got {padding}"
+            )
+        padding = [side for pair in padding for side in pair]
+    pads = integers(padding, d, "padding")
     if len(pads) in (1, d) and any(isinstance(p, int) and p < 0 for p in pads):
         # the operators crop where low and high are given
         return tuple(p for p in pads * (d // len(pads)) for _ in "lh")
@@ -172,23 +161,12 @@ def _constants(traced: Sequence[Any]) -> list[int]:
         return [int(n) for n in traced]
 
 
-def _flat(padding: Any) -> Ints:
-    """Return pairs (low, high), as in `ConvProblem`, in the operators' flat form; anything else unchanged."""
-    if not isinstance(padding, (tuple, list)) or not padding or not isinstance(padding[0], (tuple, list)):
-        return padding
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
-        raise ShapeError(f"expected padding to be integers, or a pair (low, high) for each dimension, got {padding}")
-    return [side for pair in padding for side in pair]
-
-
 def gradient_arguments(
     form: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
 ) -> tuple[Any, ...]:
-    """Return `all_arguments`, with the output_padding that gives a known output size; a wrong size is refused later.
+    """Return `all_arguments` of ``form``, with the output_padding, if none was stated, that gives a known output size.
 
-    Args:
-        form: the arguments as the user wrote them; an output_padding that was stated stays.
-        input_size, weight_size, output_size: full shapes, those of the output's gradient.
+    A size that none gives is refused later.
     """
     d = len(weight_size) - 2
     arguments = all_arguments(d, weight_size, *form)
@@ -218,4 +196,7 @@ def all_arguments(
     s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
     extra = integers(output_padding, d, "output_padding")
     pads = _padding_integers(padding, d) if transposed else paddings(padding, weight_size, s, dil)
-    return (s, pads, dil, transposed, extra, _groups(groups))
+    try:
+        return (s, pads, dil, transposed, extra, groups if type(groups) is int else _integer(groups))
+    except TypeError:
+        raise TypeError(f"groups is an integer, got {_shown(groups)}") from None

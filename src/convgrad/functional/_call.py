@@ -16,18 +16,9 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
-from ..engine import Plan, find, is_eager, make, observers, pack, requested
+from ..engine import Plan, find, is_eager, make, observers, pack, pytorch_autograd_suffices, requested
 from ..errors import ShapeError
-from ..ops import (
-    any_subclass,
-    apply,
-    autocast_is_on,
-    cast,
-    opened,
-    operator,
-    profiled_call,
-    run_gradient,
-)
+from ..ops import any_subclass, apply, autocast_is_on, cast, opened, operator, profiled_call, run_gradient
 from ..problem import check_rank, refuse_nested
 from ._arguments import require_tensors
 
@@ -59,12 +50,7 @@ _recorded: Any = torch.ops.aten.convolution_overrideable.default._op
 
 
 def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]) -> Tensor:
-    """Compute one call of a convolution.
-
-    Args:
-        name: what the user called; `signatures` tells how ``raw`` is read.
-        raw: the other arguments as the user wrote them; they are not looked into for a call that was seen before.
-    """
+    """Compute one call of a function; ``raw``, its arguments as written, is read only where it was not seen before."""
     key = None
     if is_eager(input, weight, bias) and requested() is None:
         recorded = _recording() and (
@@ -85,8 +71,8 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
             return _without_table(plan, input, weight, bias)
     result = _without_table(plan, input, weight, bias)
     if isinstance(key, bytes) and (table := opened()) is not None:
-        entry = pack(plan, (input, weight, bias), _pytorchs_autograd(plan))
-        if entry is not None:
+        pytorchs = plan.aten and all(pytorch_autograd_suffices(plan, first, True) for first in (True, False))
+        if (entry := pack(plan, (input, weight, bias), pytorchs)) is not None:
             table.store(key, entry)
     return result
 
@@ -103,29 +89,18 @@ def _without_table(plan: Plan, input: Tensor, weight: Tensor, bias: Tensor | Non
         if first or weight.requires_grad or (bias is not None and bias.requires_grad):
             if plan.aten and _pytorch_suffices(plan, first, second):
                 return _convolution(input, weight, bias, *plan.arguments)
-            if second and _pytorchs_autograd_records(plan):
+            p, plain = plan.problem, requested() is None and opened() is not None
+            if second and plain and p.padding_mode == "zeros" and not p.dtype.is_complex:
                 return _recorded(input, weight, bias, *plan.form.arguments)
             return apply(plan, input, weight, bias)
     return plan.contract(input, weight, bias)
-
-
-def _pytorchs_autograd_records(plan: Plan) -> bool:
-    """Whether PyTorch's autograd can record a call of ours: without requests, padding modes and complex numbers."""
-    p = plan.problem
-    plain = requested() is None and p.padding_mode == "zeros" and not p.dtype.is_complex
-    return plain and opened() is not None
-
-
-def _pytorchs_autograd(plan: Plan) -> bool:
-    """Whether PyTorch's own call does all that a plan does, whichever gradients are needed."""
-    return plan.aten and all(plan.pytorch_autograd_suffices(first, True) for first in (True, False))
 
 
 def _pytorch_suffices(plan: Plan, first: bool, second: bool) -> bool:
     """Whether PyTorch's autograd is as good as ours, for an input and a weight that require a gradient or not."""
     suffices = plan.suffices.get((first, second))
     if suffices is None:
-        suffices = plan.pytorch_autograd_suffices(first, second)
+        suffices = pytorch_autograd_suffices(plan, first, second)
     # PyTorch saves both operands; a checkpoint counts what is saved, and may see another choice later.
     return suffices and not observers and not profiler_enabled() and (first or not saved_tensors_hooks())
 
@@ -139,11 +114,11 @@ def _first_call(
     if is_eager(input, weight, bias) and autocast_is_on(device := input.device.type):
         with without_autocast():
             return run(name, cast(input, device), cast(weight, device), cast(bias, device), raw)
+    ndim, read, _, _, pytorchs = signatures[name]
     own_rules = key is None and not torch.compiler.is_dynamo_compiling() and overrides_functions(weight, bias)
-    if own_rules and hasattr(F, name):  # they may know PyTorch's functions alone
+    if own_rules and pytorchs is not None:  # they may know PyTorch's functions alone
         return getattr(F, name)(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)
-    ndim, read = signatures[name][:2]
     if ndim is None:
         check_rank(input.shape, weight.shape)
     d = weight.dim() - 2 if ndim is None else ndim

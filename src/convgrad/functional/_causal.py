@@ -79,38 +79,33 @@ def causal_conv1d(
         True
     """
     require_bool("return_state", return_state)
-    sequence = _sequence("x", x, layout)  # [N, D, L]
-    _check(sequence, weight, activation)
-    carried = weight.shape[1] - 1
-    state = None
+    sequence, carried = _checked(x, weight, activation, layout)  # [N, D, L], K - 1
+    state = read = output = None
     if initial_state is not None:
-        state = _of_dtype(_sequence("initial_state", initial_state, layout), sequence)
-        _check_state("initial_state", state, sequence, carried, exactly=True)
-    read = state
+        state = read = _state(
+            "initial_state", _sequence("initial_state", initial_state, layout), sequence, carried, True
+        )
     if seq_idx is not None:
         _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
         # Not read: a NaN there, times the gradient 0 of its output, would be one of the weight.
         padding = (seq_idx < 0).unsqueeze(1)
         sequence = sequence.masked_fill(padding, 0)
         read = None if state is None else state.masked_fill(padding[..., :1], 0)
-    joined = sequence if read is None else _joined(read, sequence)
-    before, fused = carried if state is None else 0, None
+    joined, before = (sequence, carried) if read is None else (_joined(read, sequence), 0)
     if activation is not None and seq_idx is None:
-        fused = silu_of_rows(joined.unsqueeze(2), _taps(weight), bias, before)
-    if fused is not None:
-        result = _finished(fused, None, layout)
-    else:
-        output = _filtered(joined, weight, bias, before)
-        if seq_idx is not None:
-            output = _separated(output, joined, weight, bias, seq_idx)
-        result = _finished(output, activation, layout)
-    if not return_state:
-        return result
+        output = silu_of_rows(joined.unsqueeze(2), _taps(weight), bias, before)
+    activation = activation if output is None else None
+    output = _filtered(joined, weight, bias, before) if output is None else output
     if seq_idx is None:
-        last = F.pad(joined, (carried - joined.shape[2], 0))
+        last = F.pad(joined, (carried - joined.shape[2], 0)) if return_state else None
     else:
-        last = _last_of_packed(F.pad(sequence, (carried, 0)) if state is None else _joined(state, sequence), seq_idx)
-    return result, _laid_out(last, layout)
+        first = seq_idx[:, :1] if state is not None else torch.full_like(seq_idx[:, :1], -1)
+        ids = torch.cat([first.expand(-1, carried), seq_idx], 1)  # [N, K - 1 + L], of the state's inputs too
+        output = _separated(output, joined, weight, bias, ids)
+        kept = sequence if state is None else _joined(state, sequence)
+        last = _last_of_packed(kept, ids, carried) if return_state else None
+    result = _finished(output, activation, layout)
+    return result if last is None else (result, _laid_out(last, layout))
 
 
 @of_tensors("x", "conv_state", "weight", "bias", "cache_seqlens", "conv_state_indices")
@@ -128,7 +123,7 @@ def causal_conv1d_update(
         cache_seqlens: how many inputs each sequence has had. conv_state is then a ring buffer, in which the input of
             time t is at ``t % S``.
         conv_state_indices: the row of conv_state for each row of x; negative: no row, and the result is zero.
-        activation, layout: as in `causal_conv1d`.
+        activation, layout: as in `causal_conv1d`, and so are the errors.
 
     Shape:
         - x: (N, D) or (N, D, L); with ``layout="NLC"`` (N, D) or (N, L, D)
@@ -136,10 +131,6 @@ def causal_conv1d_update(
         - weight: (D, K), bias: (D,)
         - cache_seqlens, conv_state_indices: (N,), integers
         - result: as x
-
-    Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError).
-        ValueError: another layout or activation.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -152,11 +143,9 @@ def causal_conv1d_update(
         True
     """
     one_step = x.dim() == 2
-    sequence = x.unsqueeze(2) if one_step else _sequence("x", x, layout)  # [N, D, L]
-    _check(sequence, weight, activation)
-    state, carried = _sequence("conv_state", conv_state, layout), weight.shape[1] - 1  # [.., D, S]
-    old, inputs, seen = _of_dtype(state, sequence), sequence, cache_seqlens
-    _check_state("conv_state", old, sequence, carried, rows_of_its_own=conv_state_indices is not None)
+    sequence, carried = _checked(x.unsqueeze(2) if one_step else x, weight, activation, "NCL" if one_step else layout)
+    state, inputs, seen = _sequence("conv_state", conv_state, layout), sequence, cache_seqlens  # [.., D, S], [N, D, L]
+    old = _state("conv_state", state, sequence, carried, own_rows=conv_state_indices is not None)
     for name, counts in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
         _check_integers(name, counts, x.shape[:1])
     rows = mine = None
@@ -164,7 +153,11 @@ def causal_conv1d_update(
         (rows,) = (conv_state_indices >= 0).nonzero(as_tuple=True)
         mine = conv_state_indices[rows].long()
         old, inputs, seen = old[mine], sequence[rows], None if seen is None else seen[rows]
-    window, new = _shifted(old, inputs, carried) if seen is None else _turned(old, inputs, carried, seen)
+    if seen is None:
+        both = _joined(old, inputs)
+        window, new = both[..., old.shape[2] - carried :], both[..., inputs.shape[2] :]
+    else:
+        window, new = _turned(old, inputs, carried, seen)
     output = _filtered(window, weight, bias, 0)  # [.., D, 1, L]
     if rows is None or mine is None:
         state.copy_(new)
@@ -186,11 +179,6 @@ def _taps(weight: Tensor) -> Tensor:
     return weight.unsqueeze(1).unsqueeze(1)  # [D, 1, 1, K]
 
 
-def _of_dtype(state: Tensor, sequence: Tensor) -> Tensor:
-    """The state, which under autocast may be of another dtype than what a layer before made."""
-    return state.to(sequence.dtype) if autocast_is_on(sequence.device.type) else state
-
-
 def _joined(state: Tensor, sequence: Tensor) -> Tensor:
     """[N, D, S] before [N, D, L], laid out as the latter."""
     if sequence.stride(2) == 1:
@@ -198,60 +186,43 @@ def _joined(state: Tensor, sequence: Tensor) -> Tensor:
     return torch.cat([state.transpose(1, 2), sequence.transpose(1, 2)], 1).transpose(1, 2)
 
 
-def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor) -> Tensor:
-    """The output where the windows that reach into another sequence are computed again, without what is not theirs.
+def _inputs(sequence: Tensor, ids: Tensor, row: Tensor, at: Tensor, own: Tensor) -> Tensor:
+    """Return the inputs at some positions of ``ids``, which may begin before the sequence; zero where not ``own``."""
+    at = at - (ids.shape[1] - sequence.shape[2])
+    return torch.where(own[..., None], sequence.transpose(1, 2)[row, at.clamp(min=0)], 0)
 
-    There are few: the first K - 1 of each sequence.
+
+def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
+    """Compute the windows that reach into another sequence again, without the inputs there: K - 1 of each sequence.
 
     Args:
-        sequence: what was convolved, with the state before it, if there is one.
+        ids: the sequence of each input, and of the K - 1 inputs before them.
     """
-    width, (rows, steps) = weight.shape[1], seq_idx.shape
-    before = sequence.shape[2] - steps  # 0 or K - 1
-    ids = F.pad(_with_state(seq_idx, before), (width - 1 - before, 0), value=-1)
-    of_window = ids.unfold(1, width, 1)  # [N, L, K]
-    own = (of_window == seq_idx[..., None]) & (seq_idx >= 0)[..., None]
-    if batched := is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
-        n, t = torch.ones(rows, steps, device=seq_idx.device).nonzero(as_tuple=True)
-    else:
-        n, t = (~own).any(2).nonzero(as_tuple=True)  # [P], [P]
-    at = (t[:, None] + torch.arange(before + 1 - width, before + 1, device=t.device)).clamp(min=0)  # [P, K]
-    windows = sequence.transpose(1, 2)[n[:, None], at]  # [P, K, D]
+    width = weight.shape[1]
+    seq_idx = ids[:, width - 1 :]
+    own = (ids.unfold(1, width, 1) == seq_idx[..., None]) & (seq_idx >= 0)[..., None]  # [N, L, K]
+    batched = is_batched(ids)  # by vmap: the number of windows to compute may differ, so all are
+    again = torch.ones(seq_idx.shape, device=ids.device) if batched else (~own).any(2)
+    n, t = again.nonzero(as_tuple=True)  # [P], [P]
     exact = torch.promote_types(output.dtype, torch.float32)
-    windows = torch.where(own[n, t][..., None], windows, 0).to(exact)
-    again = (windows * weight.t().to(exact)).sum(1)  # [P, D]
+    at = t[:, None] + torch.arange(width, device=t.device)  # [P, K]
+    windows = _inputs(sequence, ids, n[:, None], at, own[n, t]).to(exact)  # [P, K, D]
+    values = (windows * weight.t().to(exact)).sum(1)  # [P, D]
     if bias is not None:
-        again = again + bias
-    again = torch.where((seq_idx[n, t] >= 0)[:, None], again, 0).to(output.dtype)
+        values = values + bias
+    values = torch.where((seq_idx[n, t] >= 0)[:, None], values, 0).to(output.dtype)
     channels = torch.arange(weight.shape[0], device=t.device)
     where = (n[:, None], channels, torch.zeros_like(channels), t[:, None])
-    return output.index_put(where, again) if batched else output.index_put_(where, again)
+    return output.index_put(where, values) if batched else output.index_put_(where, values)
 
 
-def _with_state(seq_idx: Tensor, before: int) -> Tensor:
-    """Return the indices with those of the state before them, [N, before + L]: those of the row's first input."""
-    return torch.cat([seq_idx[:, :1].expand(-1, before), seq_idx], 1)
-
-
-def _last_of_packed(joined: Tensor, seq_idx: Tensor) -> Tensor:
-    """Return the last K - 1 inputs of each row's last sequence, [N, D, K - 1]; of a row of padding, the state before.
-
-    Args:
-        joined: [N, D, K - 1 + L].
-    """
-    rows, steps = seq_idx.shape
-    carried, device = joined.shape[2] - steps, seq_idx.device
-    ends = ((seq_idx >= 0) * torch.arange(1, steps + 1, device=device)).amax(1, keepdim=True)  # after the last input
+def _last_of_packed(sequence: Tensor, ids: Tensor, carried: int) -> Tensor:
+    """Return the last K - 1 inputs of each row's last sequence, [N, D, K - 1]; of a row of padding, its state."""
+    rows, steps, device = len(ids), ids.shape[1] - carried, ids.device
+    ends = ((ids[:, carried:] >= 0) * torch.arange(1, steps + 1, device=device)).amax(1, keepdim=True)
     row, at = torch.arange(rows, device=device)[:, None], ends + torch.arange(carried, device=device)  # [N, K - 1]
-    ids = _with_state(seq_idx, carried)
-    own = ids[row, at] == ids[row, ends + carried - 1] if carried else at.bool()
-    return torch.where(own[..., None], joined.transpose(1, 2)[row, at], 0).transpose(1, 2)
-
-
-def _shifted(state: Tensor, inputs: Tensor, carried: int) -> tuple[Tensor, Tensor]:
-    """The windows of the new inputs, [N, D, K - 1 + L], and the state after them."""
-    both = _joined(state, inputs)
-    return both[..., state.shape[2] - carried :], both[..., inputs.shape[2] :]
+    own = ids[row, at] == ids[row, ends + carried - 1]
+    return _inputs(sequence, ids, row, at, own).transpose(1, 2)
 
 
 def _turned(state: Tensor, inputs: Tensor, carried: int, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,29 +260,33 @@ def _sequence(name: str, t: Tensor, layout: Layout) -> Tensor:
     return t.transpose(1, 2) if layout == "NLC" else t
 
 
-def _check(sequence: Tensor, weight: Tensor, activation: object) -> None:
+def _checked(x: Tensor, weight: Tensor, activation: object, layout: Layout) -> tuple[Tensor, int]:
+    """Return x as [N, D, L], and K - 1."""
+    sequence = _sequence("x", x, layout)
     if activation not in (None, "silu", "swish"):
         raise ValueError(f"activation is None, 'silu' or 'swish', got {activation!r}")
-    if 0 in sequence.shape[1:]:
-        _, channels, steps = sequence.shape
+    _, channels, steps = sequence.shape
+    if not (channels and steps):
         raise ShapeError(f"Expected x of at least one channel and one step, but it has {channels} and {steps}")
-    if weight.dim() != 2 or weight.shape[0] != sequence.shape[1] or weight.shape[1] == 0:
-        turned = weight.dim() == 2 and weight.shape[0] == sequence.shape[2]
+    if weight.dim() != 2 or weight.shape[0] != channels or weight.shape[1] == 0:
+        turned = weight.dim() == 2 and weight.shape[0] == steps
         hint = "; try the other layout: 'NCL' is (N, D, L), and 'NLC' is (N, L, D)" if turned else ""
-        raise ShapeError(
-            f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size "
-            f"{list(weight.shape)}{hint}"
-        )
+        size = list(weight.shape)
+        raise ShapeError(f"Expected a weight (D, K) for x of {channels} channels, but got one of size {size}{hint}")
+    return sequence, weight.shape[1] - 1
 
 
-def _check_state(
-    name: str, state: Tensor, sequence: Tensor, carried: int, *, exactly: bool = False, rows_of_its_own: bool = False
-) -> None:
+def _state(
+    name: str, state: Tensor, sequence: Tensor, carried: int, exactly: bool = False, own_rows: bool = False
+) -> Tensor:
+    """Check a state [N, D, S]; return it in the dtype of x, which may be another one under autocast."""
+    if autocast_is_on(sequence.device.type):
+        state = state.to(sequence.dtype)
     steps, (rows, channels, _) = state.shape[2], sequence.shape
     fits = steps == carried if exactly else steps >= carried
-    if not fits or state.shape[1] != channels or (not rows_of_its_own and state.shape[0] != rows):
+    if not fits or state.shape[1] != channels or (not own_rows and state.shape[0] != rows):
         wanted = f"{carried} steps" if exactly else f"at least {carried} steps"
-        batch = "any number of rows" if rows_of_its_own else f"{rows} rows"
+        batch = "any number of rows" if own_rows else f"{rows} rows"
         raise ShapeError(
             f"Expected {name} of {batch}, {channels} channels and {wanted}, but it has {state.shape[0]} rows, "
             f"{state.shape[1]} channels and {steps} steps"
@@ -321,10 +296,9 @@ def _check_state(
             f"Expected {name} of the dtype and on the device of x, {sequence.dtype} on {sequence.device}, "
             f"but got {state.dtype} on {state.device}"
         )
+    return state
 
 
 def _check_integers(name: str, t: Tensor | None, size: Sequence[int]) -> None:
-    if t is None:
-        return
-    if t.dtype not in (torch.int32, torch.int64) or t.shape != tuple(size):
+    if t is not None and (t.dtype not in (torch.int32, torch.int64) or t.shape != tuple(size)):
         raise ShapeError(f"Expected {name} of size {list(size)}, int32 or int64, but got {list(t.shape)}, {t.dtype}")

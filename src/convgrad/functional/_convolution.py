@@ -104,14 +104,11 @@ def conv3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 3-d convolution of input and weight, as ``torch.nn.functional.conv3d``.
+    """Return the 3-d convolution, as ``torch.nn.functional.conv3d``; errors are those of `conv2d`.
 
     Shape:
         - input: (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
         - weight: (C_out, C_in/groups, k_d, k_h, k_w), bias: (C_out,)
-
-    Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
 
     Equivalent to:
         >>> import torch, convgrad
@@ -129,16 +126,11 @@ def conv_transpose1d(
 ) -> Tensor:  # fmt: skip
     """Return the 1-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose1d``.
 
-    Args:
-        layout: as in `conv1d`.
+    The layout and the errors are those of `conv1d`.
 
     Shape:
         - input: (N, C_in, L) -> (N, C_out, L_out), or both without N
         - weight: (C_in, C_out/groups, k), bias: (C_out,)
-
-    Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
-        ValueError: another layout.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -159,14 +151,11 @@ def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 2-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose2d``.
+    """Return the 2-d transposed convolution, as ``torch.nn.functional.conv_transpose2d``; errors are those of `conv2d`.
 
     Shape:
         - input: (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
         - weight: (C_in, C_out/groups, k_h, k_w), bias: (C_out,)
-
-    Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
 
     Equivalent to:
         >>> import torch, convgrad
@@ -181,14 +170,11 @@ def conv_transpose3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 3-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose3d``.
+    """Return the 3-d transposed convolution, as ``torch.nn.functional.conv_transpose3d``; errors are those of `conv2d`.
 
     Shape:
         - input: (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
         - weight: (C_in, C_out/groups, k_d, k_h, k_w), bias: (C_out,)
-
-    Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
 
     Equivalent to:
         >>> import torch, convgrad

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -28,8 +30,7 @@ def grad_input(
     """Return the gradient of a convolution with respect to its input.
 
     Shape:
-        - input_size: the N, C_in and D spatial sizes of the input; or without N
-        - weight, grad_output: as in `convolution`, grad_output like its result
+        - input_size, weight, grad_output: as input, weight and result of `convolution`; or without N
         - result: ``input_size``
 
     Raises:
@@ -65,8 +66,7 @@ def grad_weight(
             arXiv:1912.06015); a depthwise one remains depthwise.
 
     Shape:
-        - weight_size: the sizes of the weight as in `convolution`
-        - input, grad_output: as in `convolution`, grad_output like its result; or both without N
+        - input, weight_size, grad_output: as input, weight and result of `convolution`; or without N
         - result: ``weight_size``; per sample (N, *weight_size)
 
     Raises:
@@ -85,21 +85,15 @@ def grad_weight(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     if input.dim() == grad_output.dim() == len(size) - 1 and not per_sample:
         return grad_weight(input.unsqueeze(0), size, grad_output.unsqueeze(0), *form)
-    arguments = gradient_arguments(form, input.shape, size, grad_output.shape)
-    if per_sample:
-        return _of_each_sample(grad_output, input.conj(), size, arguments)
-    return gradient("grad_weight", (size, *arguments), grad_output, input.conj())
-
-
-def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], arguments: tuple[Any, ...]) -> Tensor:
-    """Return per-sample weight gradients: samples become groups of one image, with the batch before the groups."""
+    *rest, groups = arguments = gradient_arguments(form, input.shape, size, grad_output.shape)
+    if not per_sample:
+        return gradient("grad_weight", (size, *arguments), grad_output, input.conj())
     check_backward(grad_output.shape, input.shape, size, None, conv_geometry(size, *arguments))
-    *rest, groups = arguments
-    n = input.shape[0]
-    if n == 0:
+    if (n := input.shape[0]) == 0:
         return grad_output.new_zeros((0, *size))
+    # Samples become groups of one image, [1, N * C, *].
     wide = ([n * size[0], *size[1:]], *rest, n * groups)
-    one_image = [t.flatten(0, 1).unsqueeze(0) for t in (grad_output, input)]  # [1, N * C, *]
+    one_image = [t.flatten(0, 1).unsqueeze(0) for t in (grad_output, input.conj())]
     return gradient("grad_weight", wide, *one_image).unflatten(0, (n, size[0]))
 
 
@@ -158,23 +152,7 @@ def convolution_backward(
     return gradient("convolution_backward", rest, grad_output, input.conj(), weight.conj())
 
 
-# ---- of 1, 2 and 3 dimensions, with the arguments of torch.nn.grad ---------------------------------
-
-
-def conv1d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv1d`'s gradient with respect to its input, as ``torch.nn.grad.conv1d_input`` (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
-
-
-def conv1d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv1d`'s gradient with respect to its weight, as ``torch.nn.grad.conv1d_weight`` (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+# ---- of 1, 2 and 3 dimensions, with the arguments of torch.nn.grad: the operands say how many -------
 
 
 def conv2d_input(
@@ -193,38 +171,6 @@ def conv2d_weight(
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
 
 
-def conv3d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv3d`'s gradient with respect to its input, as ``torch.nn.grad.conv3d_input`` (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
-
-
-def conv3d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv3d`'s gradient with respect to its weight, as ``torch.nn.grad.conv3d_weight`` (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
-
-
-def conv_transpose1d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose1d`'s gradient with respect to its input (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
-
-
-def conv_transpose1d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose1d`'s gradient with respect to its weight (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
-
-
 def conv_transpose2d_input(
     input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
@@ -241,46 +187,37 @@ def conv_transpose2d_weight(
     return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
 
 
-def conv_transpose3d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose3d`'s gradient with respect to its input (see `grad_input`)."""
-    return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 
-def conv_transpose3d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
-) -> Tensor:  # fmt: skip
-    """Return `conv_transpose3d`'s gradient with respect to its weight (see `grad_weight`)."""
-    return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
+def _of(d: int, function: _Function) -> _Function:
+    """Return a function of the operands' dimensions under its name for d of them."""
+    name = function.__name__.replace("2d", f"{d}d")
+    made: Any = FunctionType(function.__code__, globals(), name, function.__defaults__)
+    update_wrapper(made, function, ("__module__", "__doc__", "__annotations__"), ())
+    return made
 
 
+conv1d_input, conv3d_input = _of(1, conv2d_input), _of(3, conv2d_input)
+conv1d_weight, conv3d_weight = _of(1, conv2d_weight), _of(3, conv2d_weight)
+conv_transpose1d_input, conv_transpose3d_input = _of(1, conv_transpose2d_input), _of(3, conv_transpose2d_input)
+conv_transpose1d_weight, conv_transpose3d_weight = _of(1, conv_transpose2d_weight), _of(3, conv_transpose2d_weight)
 _DOCSTRING = """{first}
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> t, g = torch.randn({tensor}), torch.randn({grad_output})
-        >>> expected = torch.nn.{expected}
-        >>> torch.allclose(convgrad.{name}({call}), expected, atol=1e-4)
+        >>> x, w = torch.randn(2, 4{sevens}, requires_grad=True), torch.randn(4, 4{threes}, requires_grad=True)
+        >>> y = torch.nn.functional.{function}(x, w)
+        >>> g = torch.randn_like(y)
+        >>> (expected,) = torch.autograd.grad(y, {of}, g)
+        >>> torch.allclose(convgrad.{function}_{argument}({sizes}, g), expected, atol=1e-4)
         True
     """
-for _function in (
-    conv1d_input, conv2d_input, conv3d_input, conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input,
-    conv1d_weight, conv2d_weight, conv3d_weight, conv_transpose1d_weight, conv_transpose2d_weight,
-    conv_transpose3d_weight,
-):  # fmt: skip
-    _name, _transposed = _function.__name__, "transpose" in _function.__name__
-    _d = int(_name.partition("d_")[0][-1])
-    _input, _weight = "2, 4" + ", 7" * _d, ("4, 6" if _transposed else "6, 4") + ", 3" * _d
-    if _name.endswith("input"):
-        _tensor, _call = _weight, f"({_input}), t, g"
-        _expected = f"functional.conv{_d}d(g, t)" if _transposed else f"grad.conv{_d}d_input({_call})"
-    else:
-        _tensor, _call = _input, f"t, ({_weight}), g"
-        _expected = f"grad.conv{_d}d_weight({f'g, ({_weight}), t' if _transposed else _call})"
-    _function.__doc__ = _DOCSTRING.format(
-        first=_function.__doc__, tensor=_tensor, grad_output="2, 6" + (", 9" if _transposed else ", 5") * _d,
-        expected=_expected, name=_name, call=_call,
+for _name in (name for name in __all__ if name.startswith("conv") and "d_" in name):
+    _function, _argument = _name.rsplit("_", 1)
+    _of_what, _sizes = ("x", "x.shape, w") if _argument == "input" else ("w", "x, w.shape")
+    _d, _made = int(_function[-2]), globals()[_name]
+    _made.__doc__ = _DOCSTRING.format(
+        first=_made.__doc__.replace("2d", f"{_d}d"), sevens=", 7" * _d, threes=", 3" * _d, function=_function,
+        argument=_argument, of=_of_what, sizes=_sizes,
     )  # fmt: skip

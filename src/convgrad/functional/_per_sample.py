@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from itertools import product
 from math import prod
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import accumulate_dtype
-from ..ops import autocast_is_on, cast_operands
+from .._compat import accumulate_dtype, without_autocast
+from ..ops import cast_operands
 from ..problem import Geometry, by_pytorch, check_backward, check_operands, conv_geometry, effective_kernel
 from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
@@ -61,9 +60,10 @@ def per_sample_norms(
     data, other = (grad_output, input) if transposed else (input, grad_output)
     positions, per_group = prod(other.shape[2:]), size[1]
     if positions * groups * (2 * positions + per_group) < prod(size):
-        device = data.device.type
-        with torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext():
-            norms = _sqrt(_squared(data, other, size[2:], geometry))
+        with without_autocast():
+            squared = _squared(data, other, size[2:], geometry)
+            nothing = squared <= 0  # by rounding; its derivative is 0
+            norms = squared.masked_fill(nothing, 1).sqrt().masked_fill(nothing, 0)
     else:
         norms = _norm(grad_weight(input, size, grad_output, *form, per_sample=True))
     if not bias:
@@ -102,9 +102,3 @@ def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geom
         windows = windows.unfold(i, effective_kernel(k, dil), s)[..., ::dil]  # [N, C, *positions, *kernel]
     for tap in product(*map(range, kernel)):
         yield windows[(..., *tap)]
-
-
-def _sqrt(squared: Tensor) -> Tensor:
-    """Return the square root, with the derivative 0 at 0 and below, which rounding may give."""
-    nothing = squared <= 0
-    return squared.masked_fill(nothing, 1).sqrt().masked_fill(nothing, 0)

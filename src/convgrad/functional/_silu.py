@@ -30,16 +30,13 @@ def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int
         - input: (N, D, 1, L), weight: (D, 1, 1, K), bias: (D,)
         - result: (N, D, 1, before + L - K + 1)
     """
-    if not is_plain(input, weight, bias) or (input.is_cpu and requested() is None):
-        return None
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if any(t.is_neg() for t in tensors):
+    plain = is_plain(input, weight, bias) and not any(t.is_neg() for t in tensors)
+    if not plain or (input.is_cpu and requested() is None):
         return None
     arguments = ((1, 1), (0, 0, before, 0), (1, 1), False, (0, 0), weight.shape[0])
     plan = resolve("convolution", arguments, input, weight, bias)
-    if len(plan.steps) != 1 or plan.unsettled:
-        return None
-    backend = plan.steps[0].backend
+    backend = plan.steps[0].backend if len(plan.steps) == 1 and not plan.unsettled else None
     if not isinstance(backend, TritonBackend) or isinstance(backend, TritonBandedBackend):
         return None
     fused = _fused_kernel(backend, plan.problem)
@@ -59,7 +56,7 @@ def _run(plan: Plan, fused: Any, *operands: Tensor | None) -> Tensor:
         return fused(*operands)
     step = plan.steps[0]
     reason = f"{step.reason}, with {'SiLU' if len(operands) == 3 else 'the derivative of SiLU'}"
-    return observed(plan.problem, plan.outputs, step.backend.name, plan.device, reason, partial(fused, *operands))
+    return observed(plan.event(step.backend.name, reason), partial(fused, *operands))
 
 
 class _Silu(torch.autograd.Function):
@@ -76,8 +73,7 @@ class _Silu(torch.autograd.Function):
         with without_autocast():
             if torch.is_grad_enabled():  # a derivative of this is wanted
                 result = conv2d(input, weight, bias, 1, padding, 1, groups)
-                s = result.sigmoid()
-                grad = grad_output * s * (1 + result * (1 - s))
+                (grad,) = torch.func.vjp(F.silu, result)[1](grad_output)
             else:
                 grad = ctx.run(input, weight, bias, grad_output)
             sizes, mask = None if bias is None else [groups], ctx.needs_input_grad[2:]

@@ -13,20 +13,16 @@ from weakref import WeakValueDictionary
 def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Collection[str] = ()) -> None:
     """Give a class a constructor that says its arguments to help(), editors and ``torch.nn.utils.skip_init``.
 
-    The signature belongs to this class; a subclass shows the signature of its own ``__init__``.
-
-    Args:
-        base: the class whose arguments it takes.
-        options: keywords that it takes besides, with their defaults.
-        leading: those of them that may be given by position too, in front of ``device``.
+    They are those of ``base`` and, by keyword, ``options``: name -> default. ``leading`` ones may be given by position
+    too, before ``device``.
     """
     signature = inspect.signature(base.__init__)
-    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [*signature.parameters.values()]
     at = [p.name for p in parameters].index("device")
-    parameters[at:at] = [inspect.Parameter(n, either, default=options[n]) for n in options if n in leading]
-    parameters += [inspect.Parameter(n, keyword, default=options[n]) for n in options if n not in leading]
-    signature = signature.replace(parameters=parameters)
+    added = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=value) for n, value in options.items()]
+    first = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in added if p.name in leading]
+    rest = [p for p in added if p.name not in leading]
+    signature = signature.replace(parameters=[*parameters[:at], *first, *parameters[at:], *rest])
 
     def constructor(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments

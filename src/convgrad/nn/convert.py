@@ -62,25 +62,32 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iter
     classes = new_classes(model, skip, quantized, Quantized)
     if complexes := [name for name, (module, _) in classes.items() if module.weight.dtype.is_complex]:
         raise TypeError(f"schemes are of real weights, those of {', '.join(complexes)} are complex: skip= leaves them")
-    if not kept:
-        _refuse_tied(model, classes)
+    others = {name: module for name, module in model.named_modules() if not kept and name not in classes}
+    for name, module in others.items():
+        for other, (layer, _) in classes.items():
+            if any(p is layer.weight for p in module._parameters.values()):
+                raise ValueError(
+                    f"the weight of {other!r} is also a parameter of {name!r}, which is not converted: skip={other!r} "
+                    "leaves both, and ShiftQ keeps the weight"
+                )
     made: dict[Tensor, dict[str, nn.Parameter]] = {}
     for module, cls in classes.values():
         module.__class__ = cls
         module.adopt(scheme, made)
-    _turn_off_fast_paths(model)
+    for module in model.modules():  # torch's kernel of transformers in eval() reads parameters without their scheme
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        elif isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.linear1, Quantized):
+            module.activation_relu_or_gelu = 0  # it then takes neither activation
     return [*classes]
 
 
 def new_classes(
     model: nn.Module, skip: str | Iterable[str], converted: Callable[[nn.Module], type | None], done: type
 ) -> dict[str, tuple[Any, type]]:
-    """Return the layers of a network that get another class, and that class, by name; warn where there are none.
+    """Return the layers that get another class, and that class, by name; warn where there are none.
 
-    Args:
-        skip: names of layers to leave.
-        converted: the class that a layer gets, None where it stays as it is.
-        done: the class of what was converted before.
+    ``converted`` returns the class that a layer gets, None where it stays; of class ``done`` are those of before.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the layers of a torch.nn.Module are converted, got {type(model).__name__}")
@@ -95,26 +102,6 @@ def new_classes(
     return classes
 
 
-def _refuse_tied(model: nn.Module, classes: dict[str, tuple[Any, type]]) -> None:
-    """Refuse a weight that two layers share and only one quantizes."""
-    for name, module in model.named_modules():
-        for other, (layer, _) in classes.items():
-            if name not in classes and any(p is layer.weight for p in module._parameters.values()):
-                raise ValueError(
-                    f"the weight of {other!r} is also a parameter of {name!r}, which is not converted: skip={other!r} "
-                    "leaves both, and ShiftQ keeps the weight"
-                )
-
-
-def _turn_off_fast_paths(model: nn.Module) -> None:
-    """Turn off the kernel of torch's transformer encoders in eval(), which reads parameters without their scheme."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False
-        elif isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.linear1, Quantized):
-            module.activation_relu_or_gelu = 0  # that kernel then takes neither activation
-
-
 def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
     """Put a scheme on a layer of any class that has a ``weight``, with ``torch.nn.utils.parametrize``.
 
@@ -124,11 +111,8 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
     Args:
         layer: a layer with a floating-point ``weight`` of at least two dimensions: one of torch's convolutions or
             linear layers, of ours, or of yours. The output channels are its first dimension; if the layer has a true
-            attribute ``transposed``, the second one, in each of its ``groups``.
+            attribute ``transposed``, the second one, in each of its ``groups``. It is returned.
         scheme: what the weight becomes.
-
-    Returns:
-        the layer
 
     Raises:
         TypeError: the scheme is not a `Scheme`, or the layer has no such weight or is quantized already.
@@ -151,13 +135,12 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
         raise ValueError("scale_input=True multiplies the output, which no parametrization can: use convert_")
     trained = weight.requires_grad
     parametrize.register_parametrization(layer, "weight", _Weight(scheme, layer))
-    _, originals = _quantized(layer) or (scheme, ())
-    for name, original in zip(scheme.names, originals, strict=True):
+    for name, original in zip(scheme.names, _quantized(layer)[1], strict=True):
         original.requires_grad_(trained and not getattr(scheme, f"freeze_{name}", False))
     if scheme.quantizes_input:
         layer.register_forward_pre_hook(partial(_with_input, scheme), with_kwargs=True)
         if type(scheme).bias is not Scheme.bias and isinstance(getattr(layer, "bias", None), Tensor):
-            parametrize.register_parametrization(layer, "bias", _Bias(scheme))
+            parametrize.register_parametrization(layer, "bias", _Bias(scheme, layer))
     return layer
 
 
@@ -168,9 +151,6 @@ def clip_(model: nn.Module) -> None:
     For layers and parametrizations. Binary weights: to [-1, 1], as in BinaryConnect (arXiv:1511.00363, section 2.4) and
     BNN (arXiv:1602.02830, algorithm 1). Shift weights: into the range of the shifts, as DeepShift's code does before
     each forward. Ternary weights have no range.
-
-    Args:
-        model: a network, or one layer.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -183,7 +163,7 @@ def clip_(model: nn.Module) -> None:
         [[[0.5, -1.0]]]
     """
     for module in model.modules():
-        scheme, originals = _quantized(module) or (None, ())
+        scheme, originals = _quantized(module)
         if scheme is not None:
             scheme.clip_(*originals)
 
@@ -191,11 +171,8 @@ def clip_(model: nn.Module) -> None:
 def export_shift(layer: nn.Module) -> ShiftIntegers:
     """Return the shifts, signs and bias of a shift layer, or of one with a shift parametrization, as integers.
 
-    Args:
-        layer: one of the shift layers, or another layer after `parametrize_`.
-
     Raises:
-        TypeError: the layer has no shift weights.
+        TypeError: the layer has no shift weights: it is no shift layer, nor parametrized by a shift scheme.
         ValueError: ``act_fraction_bits`` is None, so that input and bias are not fixed-point numbers.
 
     Equivalent to:
@@ -206,7 +183,7 @@ def export_shift(layer: nn.Module) -> ShiftIntegers:
         >>> integers.shift.tolist(), integers.sign.tolist()
         ([[[-2, 0, -3]]], [[[1, -1, 1]]])
     """
-    scheme, originals = _quantized(layer) or (None, ())
+    scheme, originals = _quantized(layer)
     if not isinstance(scheme, ShiftQ):
         raise TypeError(f"{type(layer).__name__} has no shift weights")
     fraction_bits = scheme.act_fraction_bits
@@ -225,13 +202,13 @@ def _scheme(scheme: object) -> Scheme:
     return scheme
 
 
-def _quantized(layer: Any) -> tuple[Scheme, tuple[Tensor, ...]] | None:
-    """Return the scheme of a quantized or parametrized layer, and the float tensors of its weight."""
+def _quantized(layer: Any) -> tuple[Scheme | None, tuple[Tensor, ...]]:
+    """Return the scheme of a quantized or parametrized layer, None for any other, and the weight's float tensors."""
     if isinstance(layer, Quantized):
         return layer.scheme, layer.originals()
     held: Any = layer.parametrizations["weight"] if parametrize.is_parametrized(layer, "weight") else [None]
     if not isinstance(held[0], _Weight):
-        return None
+        return None, ()
     names = ["original"] if held.is_tensor else [f"original{i}" for i in range(held.ntensors)]
     return held[0].scheme, tuple(getattr(held, name) for name in names)
 
@@ -256,25 +233,18 @@ class _Weight(nn.Module):
         return f"{type(self.scheme).__name__}({self.scheme})"
 
 
-class _Bias(nn.Module):
+class _Bias(_Weight):
     """The parametrization of a bias."""
 
-    def __init__(self, scheme: Scheme) -> None:
-        super().__init__()
-        self.scheme = scheme
+    def forward(self, *originals: Tensor) -> Any:
+        return self.scheme.bias(*originals)
 
-    def forward(self, bias: Tensor) -> Tensor | None:
-        return self.scheme.bias(bias)
-
-    def right_inverse(self, bias: Tensor) -> Tensor:
-        """The value stored when a bias is assigned."""
-        return bias
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
 
 
-def _with_input(
-    scheme: Scheme, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The hook that quantizes the input of a layer: the argument of that name, or else the first."""
+def _with_input(scheme: Scheme, layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a layer's arguments with its input quantized: the argument of that name, or else the first."""
     if args:
         return (scheme.input(args[0]), *args[1:]), kwargs
     names = ["input"] if "input" in kwargs else list(kwargs)[:1]

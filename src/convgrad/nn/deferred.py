@@ -73,9 +73,8 @@ def stop_watching() -> None:
 def describing(convolve: Callable[..., Tensor | None]) -> Generator[None, None, None]:
     """Treat tensors on the meta device as a CPU's in this block.
 
-    Args:
-        convolve: called for each convolution that may read its padding from its input, with the arguments of
-            ``torch.convolution`` and the padding mode. It returns a result, or None for one that takes a padded copy.
+    ``convolve`` is called for each convolution that may read its padding from its input, with the arguments of
+    ``torch.convolution`` and the padding mode. It returns a result, or None for one that takes a padded copy.
     """
     before, _now.describe = _now.describe, convolve
     try:
@@ -110,8 +109,7 @@ class Deferred(Tensor):
 
     def read(self) -> Tensor:
         """Return an ordinary tensor with the values, behind the same node of autograd; the same one each time."""
-        before = self._convgrad_state
-        if self._convgrad_read is None or self._note() != before:
+        if self._convgrad_read is None or self._convgrad_state != self._note():
             # Whatever the first reader computes, others may need gradients.
             with torch.inference_mode(False), torch.enable_grad(), outside_of_transforms():
                 self._convgrad_read = _read(self)

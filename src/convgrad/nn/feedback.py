@@ -1,21 +1,10 @@
-"""Convolutions whose input gradient uses a separate feedback weight, and the rules for that weight.
+"""Convolutions whose input gradient uses a feedback weight B in place of the forward weight W, by one of these rules.
 
-Backpropagation uses the forward weight W twice, transposed in the backward pass. Here the backward pass has its own
-weight B:
-
-================= ==================================== =========================================================
-rule              B                                    source
-================= ==================================== =========================================================
-``alignment``     random, never changes                Lillicrap et al., "Random synaptic feedback weights
-                                                       support error backpropagation for deep learning", 2016
-``uSF``           sign(W)                              Liao et al., "How Important is Weight Symmetry in
-``brSF``          |M| sign(W), M drawn in each forward Backpropagation?", arXiv:1510.05067, under these names
-``frSF``          |M| sign(W), M drawn once            (others say sign-symmetric)
-``mirror``        learns W from noise: ``mirror_``     the weight mirrors of Akrout et al., "Deep Learning
-                                                       without Weight Transport", arXiv:1904.05391
-``kolen-pollack`` gets the gradient of W; with weight  the Kolen-Pollack algorithm of the same
-                  decay on both it becomes W
-================= ==================================== =========================================================
+``alignment``: B is random and never changes (Lillicrap et al., "Random synaptic feedback weights support error
+backpropagation for deep learning", 2016). ``uSF``, ``brSF`` and ``frSF``, elsewhere called sign-symmetric: sign(W), or
+|M| sign(W) with M drawn in each forward or once (Liao et al., "How Important is Weight Symmetry in Backpropagation?",
+arXiv:1510.05067). ``mirror`` learns W from noise, in ``mirror_``; ``kolen-pollack`` gets the gradient of W, which it
+becomes with weight decay on both (Akrout et al., "Deep Learning without Weight Transport", arXiv:1904.05391).
 """
 
 from __future__ import annotations
@@ -47,14 +36,14 @@ def _random(weight: Tensor) -> Tensor:
     return torch.view_as_complex(drawn) if weight.is_complex() else drawn
 
 
-#: rule -> what ``feedback_weight`` is (None: there is none), and how the weight of the way back follows from (W, it).
-_RULES: dict[str, tuple[str | None, Callable[[Tensor, Any], Tensor]]] = {
-    "alignment": ("buffer", lambda _, b: b),
+#: rule -> what ``feedback_weight`` is, if there is one, and how B follows from W and it.
+_RULES: dict[str, tuple[Any, Callable[[Tensor, Any], Tensor]]] = {
+    "alignment": (torch.nn.Buffer, lambda _, b: b),
     "uSF": (None, lambda w, _: w.sgn()),
     "brSF": (None, lambda w, _: w.sgn() * _random(w).abs()),
-    "frSF": ("buffer", lambda w, b: w.sgn() * b.abs()),
-    "mirror": ("buffer", lambda _, b: b),
-    "kolen-pollack": ("parameter", lambda _, b: b),
+    "frSF": (torch.nn.Buffer, lambda w, b: w.sgn() * b.abs()),
+    "mirror": (torch.nn.Buffer, lambda _, b: b),
+    "kolen-pollack": (torch.nn.Parameter, lambda _, b: b),
 }
 
 
@@ -71,11 +60,8 @@ class _Feedback:
     def _follow(self: Any, rule: str) -> None:
         """Set a rule, with a feedback weight where the rule has one."""
         self.rule = rule
-        kind, _ = _RULES[rule]
-        if kind == "buffer":
-            self.register_buffer("feedback_weight", _random(self.weight.detach()))
-        elif kind == "parameter":
-            self.register_parameter("feedback_weight", torch.nn.Parameter(_random(self.weight.detach())))
+        if (kind := _RULES[rule][0]) is not None:
+            self.feedback_weight = kind(_random(self.weight.detach()))
 
     def reset_parameters(self: Any) -> None:
         """Draw the weights again, the feedback weight too."""
@@ -84,12 +70,10 @@ class _Feedback:
             with torch.no_grad():
                 self.feedback_weight.copy_(_random(self.weight))
 
-    def feedback(self: Any) -> Tensor:
-        """The weight of the backward pass, as the rule derives it from the present weight."""
-        return self._feedback_of(self.weight)
-
-    def _feedback_of(self: Any, weight: Tensor) -> Tensor:
-        return _RULES[self.rule][1](weight.detach(), getattr(self, "feedback_weight", None))
+    def feedback(self: Any, weight: Tensor | None = None) -> Tensor:
+        """Return the weight of the backward pass, as the rule derives it from a weight: the layer's present one."""
+        present: Tensor = self.weight if weight is None else weight
+        return _RULES[self.rule][1](present.detach(), getattr(self, "feedback_weight", None))
 
     @torch.no_grad()
     def angle(self: Any) -> Tensor:
@@ -139,7 +123,7 @@ class _Feedback:
         else:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
-        back = self._feedback_of(weight)  # the weight that is used need not be the layer's own
+        back = self.feedback(weight)  # the weight that is used need not be the layer's own
         with nullcontext() if self._convgrad_backend is None else use_backend(self._convgrad_backend):
             return functional.feedback_convolution(input, weight, back, bias, *form, layout=self._convgrad_layout)
 
@@ -157,13 +141,7 @@ _DOCSTRING = """`convgrad.nn.{name}` with a feedback weight for the backward pas
     ``layer.feedback()`` is that weight and ``layer.angle()`` its angle with the forward weight. Of the rules in
     `convgrad.nn.feedback`, "alignment", "frSF" and "mirror" keep a buffer ``feedback_weight``, and "kolen-pollack" a
     parameter, for the optimizer and its weight decay; under "mirror" call ``layer.mirror_()`` between training steps.
-
-    Shape:
-        as `convgrad.nn.{name}`
-
-    Raises:
-        ValueError: an unknown rule.
-        KeyError: no backend is registered under the name ``backend``.
+    Shapes and errors are those of `convgrad.nn.{name}`; an unknown rule is a ValueError.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -203,12 +181,7 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: 
     that store a weight add a ``feedback_weight``, so create the optimizer afterwards. Subclasses of torch's layers are
     left alone, because they may compute anything; derive those from the feedback layers instead.
 
-    Args:
-        model: a network, or one layer.
-        skip: names of layers to leave, one or several, as in ``model.named_modules()``.
-
-    Returns:
-        the names of the layers that were converted; if there are none, a warning says why
+    Model, ``skip`` and what is returned are those of `convert_`.
 
     Raises:
         ValueError: an unknown rule, or a name in ``skip`` that no layer has.

@@ -7,17 +7,25 @@ every error is torch's; under autocast every call is, unless the processor lacks
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._compat import cpu_lacks, exact_matmul, fx_tracing, jit_tracing, without_autocast
+from .._compat import (
+    cpu_lacks,
+    exact_matmul,
+    fx_tracing,
+    jit_tracing,
+    profiler_enabled,
+    profiler_range,
+    without_autocast,
+)
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
-from ..ops import apply, autocast_is_on, cast_operands
+from ..ops import apply_linear, autocast_is_on, cast_operands
 from ..settings import may_choose_again
 from .tracing import leaf_of_fx, refuse_scripting
 
@@ -71,10 +79,17 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             plan = _plan(plan, input, weight, bias)
     if plan is None:  # not torch's `forward`, which would compute a parametrized weight again
         return torch.nn.functional.linear(input, weight, bias)
-    compute = apply if _recording() else Plan.contract
-    output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
+    compute = apply_linear if _recording() else Plan.contract
+    with _profiled(input, weight, bias) if profiler_enabled() else nullcontext():
+        output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
     # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
     return _unsafe_view(output.permute(0, 2, 3, 1), (*input.shape[:-1], weight.shape[0]))
+
+
+def _profiled(input: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    """Open the range that PyTorch's profiler shows for torch's own layer, which tells it the FLOPs."""
+    factors = [input.view(-1, weight.shape[1]), weight.t()]
+    return profiler_range("aten::mm", factors) if bias is None else profiler_range("aten::addmm", [bias, *factors])
 
 
 def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:

@@ -40,10 +40,7 @@ class _WithBackend:
     backend: str | None = None
     _convgrad_function: Callable[..., Tensor]
     _convgrad_layout: Any = "NCL"
-
-    @property
-    def _convgrad_backend(self) -> str | None:
-        return self.backend
+    _convgrad_backend: Any = property(lambda self: self.backend)
 
     def _convgrad_compute(self, *args: Any) -> Tensor:
         function, backend, layout = self._convgrad_function, self._convgrad_backend, self._convgrad_layout
@@ -64,13 +61,9 @@ class _WithLayout:
     """The order of dimensions of the 1-D modules."""
 
     layout: Layout = "NCL"
-
-    @property
-    def _convgrad_layout(self) -> Layout:
-        return self.layout
+    _convgrad_layout = property(lambda self: self.layout)
 
     def extra_repr(self: Any) -> str:
-        """Torch's, and the layout where it is not torch's."""
         shown = super().extra_repr()  # pyright: ignore[reportAttributeAccessIssue]
         return shown if self._convgrad_layout == "NCL" else f"{shown}, layout={self._convgrad_layout}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -35,13 +34,8 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 def _plain() -> bool:
     """Whether a call is a plain one: no transform, mode or trace sees it."""
-    return not (
-        functorch_active()
-        or dispatch_modes()
-        or function_modes() > watching()
-        or forward_ad_active()
-        or jit_tracing() is not None
-    )
+    seen = functorch_active() or dispatch_modes() or function_modes() > watching() or forward_ad_active()
+    return not seen and jit_tracing() is None
 
 
 def _is_odd(t: Tensor) -> bool:
@@ -54,36 +48,28 @@ def _format(input: Tensor) -> torch.memory_format:
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 
-def kernels_take(input: Any, by_image: bool = False) -> bool:
-    """Whether the kernels compute an input with the statistics of the batch, or of each image."""
+def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
+    """Whether the kernels compute an input with the statistics of the batch, or of each image.
+
+    Args:
+        parameters: weight, bias and running values, each of which may be missing.
+    """
     if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
         return False  # a small input before all else, because its layer has the least time to lose
-    return (
-        ((input.is_cpu and _plain()) or describes(input) is not None)
-        and input.layout is torch.strided
-        and input.dim() > 2
-        and native_norm_takes(input.dtype)
-        and not _is_odd(input)
-        and (by_image or input.is_contiguous(memory_format=_format(input)))
-        and norm_gains(input.shape, input.itemsize, not by_image and not input.is_contiguous(), by_image)
-        and input.numel() > input.shape[1]  # otherwise torch's error
-    )
-
-
-def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
-    """Whether the kernels take these weight, bias and running values, each of which may be missing."""
+    plain = (input.is_cpu and _plain()) or describes(input) is not None
+    if not plain or input.layout is not torch.strided or not native_norm_takes(input.dtype) or _is_odd(input):
+        return False
+    dense = input.dim() > 2 and (by_image or input.is_contiguous(memory_format=_format(input)))
+    if not dense or input.numel() == input.shape[1]:  # one value of each channel is torch's error
+        return False
     given = [p for p in parameters if p is not None]
+    dtype = given[0].dtype if given else input.dtype
     for p in given:
-        if (
-            p.__class__ not in _KINDS
-            or p.dtype is not given[0].dtype
-            or p.shape != input.shape[1:2]
-            or p.is_cpu is not input.is_cpu
-            or not p.is_contiguous()
-            or _is_odd(p)
-        ):
+        alike = p.__class__ in _KINDS and p.dtype is dtype and p.shape == input.shape[1:2] and p.is_cpu is input.is_cpu
+        if not alike or not p.is_contiguous() or _is_odd(p):
             return False
-    return not given or given[0].dtype is input.dtype or (given[0].dtype is torch.float32 and input.itemsize == 2)
+    fits = dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2)
+    return fits and norm_gains(input.shape, input.itemsize, not by_image and not input.is_contiguous(), by_image)
 
 
 # ---- the reader of the result --------------------------------------------------------------------
@@ -92,20 +78,14 @@ def fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
 _readers: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def has_hooks(module: Any) -> bool:
-    """Return whether hooks see the output of a module, but for those with an attribute ``reads_nothing``."""
-    return _reads(module._forward_hooks) or has_global_hooks()
-
-
-def has_global_hooks() -> bool:
-    """Return whether hooks see the inputs or outputs of all modules, but for those with ``reads_nothing``."""
+def has_hooks(module: Any = None) -> bool:
+    """Return whether hooks see the output of a module, or of all modules, but for those with ``reads_nothing``."""
     of_all = hooks_of_all
-    backward = of_all._global_backward_hooks or of_all._global_backward_pre_hooks
-    return bool(backward) or _reads(of_all._global_forward_hooks) or _reads(of_all._global_forward_pre_hooks)
-
-
-def _reads(hooks: dict[int, Any]) -> bool:
-    return any(not hasattr(hook, "reads_nothing") for hook in hooks.values())
+    if of_all._global_backward_hooks or of_all._global_backward_pre_hooks:
+        return True
+    own = {} if module is None else module._forward_hooks
+    seen = (own, of_all._global_forward_hooks, of_all._global_forward_pre_hooks)
+    return any(not hasattr(hook, "reads_nothing") for hooks in seen for hook in hooks.values())
 
 
 def expected_reader(module: Any) -> str | None:
@@ -181,7 +161,7 @@ class Normalized(Deferred):
         node = pending.grad_fn
         if not self._convgrad_activation:
             with torch.no_grad():
-                _IN_PLACE[activation](pending)
+                getattr(F, activation)(pending, inplace=True)
             node.activation = activation
         node.version = pending._version
         self._expect(activation)
@@ -224,23 +204,12 @@ class Normalized(Deferred):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _function(name: str) -> Callable[..., tuple[str, bool]]:
-    return lambda inplace=False: (name, inplace)
-
-
-def _hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[str, bool]:
-    return ("relu6" if (min_val, max_val) == (0, 6) else ""), inplace
-
-
 #: Function or method -> the name of the activation and whether it is in place, of its other arguments.
 _ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
-    **{getattr(F, name): _function(name) for name in ("relu", "relu6", "silu", "hardswish")},
+    **{getattr(F, n): lambda inplace=False, n=n: (n, inplace) for n in ("relu", "relu6", "silu", "hardswish")},
     **dict.fromkeys((torch.relu, Tensor.relu), lambda: ("relu", False)),
     **dict.fromkeys((torch.relu_, Tensor.relu_), lambda: ("relu", True)),
-    F.hardtanh: _hardtanh,
-}
-_IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
-    name: partial(getattr(F, name), inplace=True) for name in ("relu", "relu6", "silu", "hardswish")
+    F.hardtanh: lambda min_val=-1, max_val=1, inplace=False: ("relu6" * ((min_val, max_val) == (0, 6)), inplace),
 }
 
 
@@ -322,13 +291,8 @@ def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tu
     """Return the gradients of input, weight and bias, as far as they are needed."""
     input, weight, bias, statistics = saved
     needs, shape, n = ctx.needs_input_grad[:3], input.shape, len(input)
-    plain = not (
-        _is_dynamo_compiling()
-        or torch.is_grad_enabled()
-        or grad_output.__class__ not in _KINDS
-        or _is_odd(grad_output)
-        or not _plain()
-    )
+    plain = not (_is_dynamo_compiling() or torch.is_grad_enabled()) and grad_output.__class__ in _KINDS
+    plain = plain and not _is_odd(grad_output) and _plain()
     if plain or input.is_contiguous():  # torch's kernel misreads one image's gradient in another layout
         grad_output = grad_output.contiguous(memory_format=_format(input))
     if ctx.by_image:
@@ -338,8 +302,8 @@ def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tu
         gradients = normalization_gradients(grad_output, input, weight, bias, statistics, needs, activation)
     else:  # torch's formulas have derivatives of their own
         if activation:
-            z = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
-            grad_output = _GRADIENTS[activation](grad_output, z)
+            z = F.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
+            (grad_output,) = torch.func.vjp(getattr(F, activation), z)[1](grad_output)
         scale = None if weight is None else weight.to(statistics.dtype)
         gradients = _aten.native_batch_norm_backward(
             grad_output, input, scale, None, None, *statistics, True, ctx.epsilon, needs
@@ -355,17 +319,3 @@ def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tu
 
 _normalization = apply_of(_Normalization)
 _aten: Any = torch.ops.aten
-
-
-def _silu_gradient(g: Tensor, z: Tensor) -> Tensor:
-    s = z.sigmoid()  # aten's own has no derivative
-    return g * s * (1 + z * (1 - s))
-
-
-#: Activation -> the gradient of its input, with derivatives of its own.
-_GRADIENTS: dict[str, Any] = {
-    "relu": lambda g, z: _aten.threshold_backward(g, z, 0),
-    "relu6": lambda g, z: _aten.hardtanh_backward(g, z, 0.0, 6.0),
-    "silu": _silu_gradient,
-    "hardswish": _aten.hardswish_backward,
-}

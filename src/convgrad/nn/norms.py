@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._compat import fx_tracing
-from .normalization import compute, expected_reader, fit, kernels_take
+from .normalization import compute, expected_reader, kernels_take
 from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
@@ -30,9 +30,10 @@ def batch_norm(
     Args:
         module: the module whose forward calls it.
     """
-    if training and eps > 0 and kernels_take(input):
-        reader, parameters = expected_reader(module), (weight, bias, running_mean, running_var)
-        if (reader != "" or input.is_contiguous()) and fit(input, parameters):
+    parameters = weight, bias, running_mean, running_var
+    if training and eps > 0 and kernels_take(input, parameters):
+        reader = expected_reader(module)
+        if reader != "" or input.is_contiguous():
             return compute(module, reader, input, *parameters, momentum, eps)
     return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
@@ -49,14 +50,12 @@ def instance_norm(
     """
     parameters = weight, bias, running_mean, running_var
     by_images = use_input_stats and running_mean is None and running_var is None and eps > 0
-    if by_images and kernels_take(input, by_image=True) and fit(input, parameters):
+    if by_images and kernels_take(input, parameters, by_image=True):
         return compute(module, expected_reader(module), input, *parameters, 0.0, eps, by_image=True)
     return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 class _BatchNorm:
-    """The forward of the three classes."""
-
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
         if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
@@ -76,8 +75,6 @@ class _BatchNorm:
 
 
 class _InstanceNorm:
-    """The forward of the three classes."""
-
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
         if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:

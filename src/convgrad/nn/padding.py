@@ -22,18 +22,14 @@ from ..ops import apply, autocast_is_on, cast
 from ..problem import PADDING_MODES, ConvProblem, PaddingMode, Sides, fits, is_plain
 from ..settings import may_choose_again
 from .deferred import Deferred, describes, stop_watching, watch
-from .normalization import activating_node, has_global_hooks, has_hooks, recomputed
+from .normalization import activating_node, has_hooks, recomputed
 
 
 def convolve(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], sides: Sides,
     dilation: tuple[int, ...], groups: int, mode: PaddingMode,
 ) -> Tensor | None:  # fmt: skip
-    """The convolution that reads its padding from the input; None where that takes a padded copy.
-
-    Shape:
-        (N, C_in, *in), (C_out, C_in / groups, *kernel) -> (N, C_out, *out), or input and output without N
-    """
+    """Return the convolution that reads its padding from the input; None where that takes a padded copy."""
     describe = describes(input)
     if not (is_plain(input) or describe) or mode not in PADDING_MODES or may_choose_again(input.device):
         return None
@@ -103,9 +99,7 @@ class Padded(Deferred):
     ) -> Tensor:  # fmt: skip
         """Return a convolution, with padding of its own, that reads the zeros; of the padded tensor where none can.
 
-        Args:
-            call: computes the convolution of an ordinary tensor.
-            unpadded: computes it as `convolve` does.
+        ``call`` computes it of an ordinary tensor, ``unpadded`` as `convolve` does.
         """
         stop_watching()
         input, zeros = self._convgrad_input, self._convgrad_zeros
@@ -124,10 +118,8 @@ class Padded(Deferred):
         return call(self.read())
 
     def _saving(self) -> AbstractContextManager[Any]:
-        return saved_tensors_hooks(self._pack, self._unpack)
-
-    def _pack(self, t: Tensor) -> tuple[Tensor, int, bool]:
-        return t, t._version, t.data_ptr() == self._convgrad_input.data_ptr()
+        pointer = self._convgrad_input.data_ptr()
+        return saved_tensors_hooks(lambda t: (t, t._version, t.data_ptr() == pointer), self._unpack)
 
     def _unpack(self, packed: tuple[Tensor, int, bool]) -> Tensor:
         t, version, is_input = packed
@@ -170,25 +162,16 @@ def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: floa
     """
     if isinstance(input, Deferred):
         input = input.read()
-    if (
-        mode == "constant"
-        and not value
-        and type(input) is Tensor
-        and torch.is_grad_enabled()
-        and top_hooks() is None
-        and type(zeros) in (tuple, list)
-        and len(zeros) % 2 == 0
-        and len(zeros) <= 2 * input.dim()
-        and all(type(n) is int and n >= 0 for n in zeros)
-        and _padded_for.get(module, True)
-        and not has_global_hooks()
-        and (node := activating_node(input)) is not None
-    ):
-        padded: Any = _Padding.apply(input, tuple(zeros))
-        padded._convgrad_module, padded._convgrad_node = ref(module), node
-        padded._convgrad_input, padded._convgrad_zeros = input, tuple(zeros)
-        return padded
-    return _pad(input, zeros, mode, value)
+    plain = mode == "constant" and not value and type(input) is Tensor and type(zeros) in (tuple, list)
+    if not plain or len(zeros) % 2 or len(zeros) > 2 * input.dim() or any(type(n) is not int or n < 0 for n in zeros):
+        return _pad(input, zeros, mode, value)
+    recorded = torch.is_grad_enabled() and top_hooks() is None and _padded_for.get(module, True) and not has_hooks()
+    if not recorded or (node := activating_node(input)) is None:
+        return _pad(input, zeros)
+    padded: Any = _Padding.apply(input, tuple(zeros))
+    padded._convgrad_module, padded._convgrad_node = ref(module), node
+    padded._convgrad_input, padded._convgrad_zeros = input, tuple(zeros)
+    return padded
 
 
 def zero_pad(module: Any, input: Tensor) -> Tensor:
@@ -219,13 +202,8 @@ def watched(cls: Any) -> Callable[..., Any]:
     @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         here = self.training, args[0].shape if args and isinstance(args[0], Tensor) else None
-        if (
-            torch.compiler.is_dynamo_compiling()
-            or not torch.is_grad_enabled()
-            or jit_tracing() is not None
-            or fx_tracing()
-            or _padded_for.get(self, True) in (False, here)
-        ):
+        traced = torch.compiler.is_dynamo_compiling() or jit_tracing() is not None or fx_tracing()
+        if traced or not torch.is_grad_enabled() or _padded_for.get(self, True) in (False, here):
             return cls.forward(self, *args, **kwargs)
         mode = _Pads(self)
         with watch(mode):

@@ -24,17 +24,10 @@ __all__ = ["Binary", "Scheme", "Ternary", "Xnor", "binarize", "straight_through"
 
 
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """``value``, exactly, with the derivative of ``gradient_of``: the straight-through estimator.
+    """Return ``value``, exactly, with the derivative of ``gradient_of``: the straight-through estimator.
 
-    The difference of a tensor and itself is exactly zero, so nothing is rounded. These are ordinary operations, so
-    autocast, vmap, forward mode and torch.compile work.
-
-    Args:
-        value: what the result is.
-        gradient_of: an expression with the derivative that the result should have; finite.
-
-    Shape:
-        both have the same, and so has the result
+    Both are of one shape, and the latter finite. The difference of a tensor and itself is exactly zero, so nothing is
+    rounded. These are ordinary operations, so autocast, vmap, forward mode and torch.compile work.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -47,13 +40,7 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
 
 def binarize(input: Tensor) -> Tensor:
-    """The sign of a tensor, +1 for zero, with the gradient passed on where ``abs(input) <= 1``.
-
-    Args:
-        input: a floating-point tensor.
-
-    Shape:
-        any, and the result has the same
+    """Return the sign of each element, +1 for zero, with the gradient passed on where ``abs(input) <= 1``.
 
     The value is that of BNN (arXiv:1602.02830), section 1.1, the gradient that of its section 1.3.
 
@@ -77,11 +64,7 @@ def _inside(x: Tensor) -> Tensor:
 
 
 def _filters(weight: Tensor, transposed: bool, groups: int) -> tuple[Tensor, list[int]]:
-    """A view of a weight, and the dimensions of it that belong to one output channel.
-
-    (C_out, C_in/groups, *k), or for transposed convolutions (C_in, C_out/groups, *k): there the output channels are the
-    second dimension, of each group of input channels by itself.
-    """
+    """Return a view of a weight, and the dimensions of it that belong to one output channel."""
     if not transposed:
         return weight, list(range(1, weight.dim()))
     view = weight.unflatten(0, (groups, -1))  # [groups, C_in/groups, C_out/groups, *k]

@@ -25,16 +25,14 @@ _ROUNDINGS = ("deterministic", "stochastic")
 def get_shift_and_sign(
     x: Tensor, rounding: str = "deterministic", shift_range: tuple[int, int] = (-126, 127)
 ) -> tuple[Tensor, Tensor]:
-    """The shift and the sign with which ``sign * 2 ** shift`` is nearest to ``x``, on the scale of logarithms.
+    """Return the shift and the sign with which ``sign * 2 ** shift`` is nearest to ``x``, on the scale of logarithms.
+
+    Both have the shape and the dtype of ``x``; a sign is -1, 0 (for zero, whose shift is the smallest) or 1.
 
     Args:
-        x: a floating-point tensor.
         rounding: how ``log2(abs(x))`` is rounded: to the nearest integer, or up with a probability equal to its
             fraction.
         shift_range: the smallest and the largest shift; beyond them a shift is the nearer of the two.
-
-    Shape:
-        both results have the shape and the dtype of ``x``; a sign is -1, 0 (for zero, whose shift is the smallest) or 1
 
     Raises:
         ValueError: an unknown rounding, or an invalid range.
@@ -51,15 +49,9 @@ def get_shift_and_sign(
 
 
 def round_power_of_2(x: Tensor, rounding: str = "deterministic", shift_range: tuple[int, int] = (-126, 127)) -> Tensor:
-    """``x`` rounded to a power of two with a sign (zero stays zero), with the gradient passed on unchanged.
+    """Return ``x`` rounded to a power of two with a sign (zero stays zero), with the gradient passed on unchanged.
 
-    DeepShift-Q's weights, arXiv:1905.13298, section 3.1. The arguments are those of `get_shift_and_sign`.
-
-    Shape:
-        any, and the result has the same
-
-    Raises:
-        ValueError: as for `get_shift_and_sign`.
+    DeepShift-Q's weights, arXiv:1905.13298, section 3.1. Arguments and errors are those of `get_shift_and_sign`.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -71,18 +63,10 @@ def round_power_of_2(x: Tensor, rounding: str = "deterministic", shift_range: tu
 
 
 def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 16) -> Tensor:
-    """``input`` as fixed-point numbers: ``integer_bits`` (one is the sign), the point, and ``fraction_bits``.
+    """Return ``input`` as fixed-point numbers: ``integer_bits`` (one is the sign), the point, and ``fraction_bits``.
 
     It is rounded down and clipped to what the bits can hold; the gradient is passed on unchanged (an infinity gets
     none). DeepShift's own function stops at ``2 ** (integer_bits - 1) - 1``; this one uses the numbers above too.
-
-    Args:
-        input: a floating-point tensor.
-        integer_bits: bits before the point, including the sign.
-        fraction_bits: bits after the point.
-
-    Shape:
-        any, and the result has the same
 
     Raises:
         ValueError: a number of bits that is not an integer, too small or too large.
@@ -108,7 +92,7 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At least float32: a logarithm or a product with ``2**16`` would not fit into half precision."""
+    """Return ``x`` in at least float32: a logarithm or a product with ``2**16`` does not fit into half precision."""
     return x if x.dtype.itemsize >= 4 else x.float()
 
 

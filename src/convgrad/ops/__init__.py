@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import torch
 
-from . import autocast, autograd, batching, flops, kernels, with_backend
+from . import autocast, autograd, batching, flops, kernels, lowering
 from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
-from .autograd import apply
+from .autograd import apply, apply_linear
 from .flops import profiled_call
 from .kernels import run as run_gradient
-from .lowering import any_subclass, loaders, rules_of, with_rules
+from .lowering import (
+    Rule,
+    any_subclass,
+    loaders,
+    operator,
+    requesting,
+    rules_of,
+    traced_request,
+    with_rules,
+)
 from .pytorch_operators import exchanged, opened
-from .with_backend import Rule, operator, requesting, traced_request
 
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
@@ -54,7 +62,7 @@ for _name, _schema in SCHEMAS.items():
     _rules = [getattr(kernels, _name), getattr(kernels, f"fake_{_name}")]
     _rules += [getattr(room, _name) for room in (batching, autograd)]
     _define(_name, _schema, *_rules)
-    _define(f"{_name}.with_backend", with_backend.overload(_schema), *map(with_backend.under_request, _rules))
+    _define(f"{_name}.with_backend", lowering.overload(_schema), *map(lowering.under_request, _rules))
 
 autocast.register(_library)
 flops.register()

@@ -24,10 +24,7 @@ def register(library: torch.library.Library) -> None:
 
 
 def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the operands of a convolution as autocast casts them: unchanged where it is off.
-
-    For an autograd.Function: cast before it, so that it saves what was computed with, as PyTorch's convolution does.
-    """
+    """Return operands as autocast casts them: before an autograd.Function, so that it saves what was computed with."""
     return tuple([cast(t, t.device.type) if t is not None and autocast_is_on(t.device.type) else t for t in operands])
 
 

@@ -6,7 +6,7 @@ functorch transform, and computes only the gradients that the running backward p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,13 +28,14 @@ from .._compat import (
     will_engine_execute,
     without_autocast,
 )
-from ..engine import Plan, Request, active, find, generation, layout_of, resume
+from ..engine import Plan, Request, active, backward_of, find, generation, layout_of, resume
 from ..problem import (
     CONTRACTED,
     Form,
     Role,
     add_bias,
     check_backward,
+    contract,
     conv_geometry,
     derivative,
     fold,
@@ -46,7 +47,6 @@ from ..problem import (
 )
 from ..settings import flags
 from . import decompositions, flops, lowering
-from .with_backend import traced_overload
 
 _C: Any = torch._C
 _recording = torch.is_grad_enabled
@@ -91,7 +91,7 @@ class Contraction(torch.autograd.Function):
         first, second = ctx.saved_tensors
         if call.__class__ is Plan and _is_valid(call, cotangent):
             needs = _needed(ctx)
-            plan = call.backwards.get(needs) or call.backward(needs)
+            plan = call.backwards.get(needs) or backward_of(call, needs)
             grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
             return None, grad_first, grad_second, grad_bias
         alone = torch.compiler.is_compiling() or functorch_active()  # no autograd engine runs that could be asked
@@ -121,7 +121,11 @@ def _no_view(output: Tensor) -> Tensor:
         return torch.ops.aten.alias.default(output)
 
 
-apply = apply_of(Contraction)
+class Linear(Contraction):
+    """The contraction of a linear layer: a name of its own in what PyTorch's profiler shows."""
+
+
+apply, apply_linear = apply_of(Contraction), apply_of(Linear)
 _SingleLevel = single_level(Contraction)
 
 
@@ -153,7 +157,8 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     return tuple(needs)
 
 
-def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
+def with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
+    """Return a form whose gradients have the layout that PyTorch's would have for these operands."""
     geometry = conv_geometry(weight.shape, *form.arguments)
     return form._replace(memory_format=layout_of(input, weight, geometry))
 
@@ -186,7 +191,7 @@ def _gradients(
             sizes, mask = [form.bias_size] if needs[2] else None, [True, True, needs[2]]
             backward = torch.ops.convgrad.convolution_backward.default
             return backward(cotangent, first.conj(), second.conj(), sizes, *form.arguments, mask)
-        form = _with_layout(form, first, second)
+        form = with_layout(form, first, second)
     roles = CONTRACTED[yields]
     operands = dict(zip(roles, (first, second), strict=True))
     one, two = (
@@ -196,34 +201,6 @@ def _gradients(
     return one, two, sum_of_bias(cotangent, form.bias_size) if needs[2] else None
 
 
-def gradients_of_backward(
-    form: Form,
-    cotangents: tuple[Tensor | None, Tensor | None, Tensor | None],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the derivatives of a backward with respect to (grad_output, input, weight), those that the mask selects.
-
-    Args:
-        cotangents: of grad_input, grad_weight and grad_bias; None for one that is zero.
-    """
-    form = _with_layout(form, input, weight)
-    of_input, of_weight, of_bias = cotangents
-    one = two = three = None
-    if of_input is not None:
-        one = derivative(form, "input", "output", of_input, {"weight": weight}) if mask[0] else None
-        three = derivative(form, "input", "weight", of_input, {"output": grad_output}) if mask[2] else None
-    if of_weight is not None:
-        more = derivative(form, "weight", "output", of_weight, {"input": input}) if mask[0] else None
-        one = more if one is None else one if more is None else one + more
-        two = derivative(form, "weight", "input", of_weight, {"output": grad_output}) if mask[1] else None
-    if of_bias is not None and mask[0]:
-        one = add_bias(torch.zeros_like(grad_output) if one is None else one, of_bias)
-    return one, two, three
-
-
 # ---- kernels at the key --------------------------------------------------------------------------
 
 
@@ -231,7 +208,7 @@ def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) 
     """Return the operator below autograd, or the one that a graph which is being traced gets instead."""
     if dispatch_modes():
         flops.register()
-    call = (lowering.traced_operator(op, operands, rest) or traced_overload(op)) if is_traced(operands[0]) else None
+    call = lowering.traced_operator(op, operands, rest) if is_traced(operands[0]) else None
     call = call or partial(op.redispatch, keyset & _C._after_autograd_keyset)
 
     def below(*args: Any, **options: Any) -> Any:
@@ -262,7 +239,7 @@ def _differentiable(
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
-        form = _with_layout(form, first, second)  # later one of the operands is missing
+        form = with_layout(form, first, second)  # later one of the operands is missing
     call = Call(below, yields, form, active(), transformed)
     if not functorch_active():
         return apply(call, *operands)
@@ -275,10 +252,7 @@ def _recorded(*tensors: Tensor | None) -> bool:
 
 
 def _known(op: str, raw: tuple[Any, ...], *operands: Any) -> Plan | None:
-    """Return the plan of a plain call that was seen before and is not recorded, such as one in a compiled graph.
-
-    Going through the dispatcher once more would take as long as all else that a call does around its kernel.
-    """
+    """Return the plan of a plain call that was seen before and is not recorded: it need not be dispatched once more."""
     plan = None if _recorded(*operands) else find(op, raw, *operands)
     return plan if plan.__class__ is Plan else None
 
@@ -323,12 +297,9 @@ def convolution_backward(
     if not (functorch_active() or forward_ad_active() or _recorded(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
         return _below_autograd(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
-    form, geometry = Form(input.shape, weight.shape, tuple(rest)), conv_geometry(weight.shape, *rest)
-    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
-    options = {"memory_format": layout_of(input, weight, geometry)}
-    ops = torch.ops.convgrad
-    return (
-        ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,
-        ops.grad_weight.default(grad_output, input, weight.shape, *rest, **options) if mask[1] else None,
-        sum_of_bias(grad_output, form.bias_size) if mask[2] else None,
-    )
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, conv_geometry(weight.shape, *rest), mask)
+    form = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight)
+    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
+    grad_input = contract(form, "input", operands) if mask[0] else None
+    grad_weight = contract(form, "weight", operands) if mask[1] else None
+    return grad_input, grad_weight, sum_of_bias(grad_output, form.bias_size) if mask[2] else None

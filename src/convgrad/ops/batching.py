@@ -1,11 +1,9 @@
 """vmap: an added batch dimension B folds into an axis that is there already.
 
 The three roles share axes in pairs: input and output share N, input and weight the input channels of a group (ci),
-weight and output the output channels of a group (co); all three share the groups (g). So
-
-- if one operand is batched, B folds into the axis that it shares with the result and not with the other operand;
-- if both are, B folds into the groups, since each of the B contractions is independent of the others: groups lead their
-  dimension, so B right before g makes [B, g, c], B times as many groups.
+weight and output the output channels of a group (co); all three share the groups (g). So if one operand is batched, B
+folds into the axis that it shares with the result and not with the other operand; if both are, into the groups: these
+lead their dimension, so B right before g makes [B, g, c], B times as many groups.
 """
 
 from __future__ import annotations
@@ -116,16 +114,14 @@ def convolution_backward(
     g, x, w = in_dims[:3]
     form = Form(_shape(input, x), _shape(weight, w), tuple(rest))
     _check(grad_output, g, form, bias_sizes, mask)
-    gradients: list[Tensor | None] = [None, None, None]
-    if mask[0]:
-        gradients[0], _ = grad_input(info, (g, w), grad_output, weight, _shape(input, x), *rest)
-    if mask[1]:
-        gradients[1], _ = grad_weight(info, (g, x), grad_output, input, _shape(weight, w), *rest)
+    one = _batched(info, form, "input", (grad_output, weight), (g, w)) if mask[0] else None
+    two = _batched(info, form, "weight", (grad_output, input), (g, x)) if mask[1] else None
+    three = None
     if mask[2]:
         rows = grad_output[None] if g is None else grad_output.movedim(g, 0)  # [B or 1, N, C, *out]
         sums = rows.transpose(1, 2).flatten(2).sum(2) if rows.shape[2] else rows.new_zeros(1, form.bias_size)
-        gradients[2] = sums.expand(info.batch_size, -1)
-    return tuple(gradients), tuple([None if t is None else 0 for t in gradients])
+        three = sums.expand(info.batch_size, -1)
+    return (one, two, three), tuple([None if t is None else 0 for t in (one, two, three)])
 
 
 def _check(

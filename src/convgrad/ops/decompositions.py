@@ -20,26 +20,14 @@ _aten = torch.ops.aten
 Ints = Sequence[int]
 
 
-def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-    **_: Any,
-) -> Tensor:
+def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any, **_: Any) -> Tensor:
     """``convgrad::convolution``."""
-    rest = (stride, padding, dilation, transposed, output_padding, groups)
     if input.is_complex():
-        return complex_product(lambda a, b, bias: convolution(a, b, bias, *rest), input, weight, bias)
-    sides, known = _sides(weight.dim() - 2, *rest)
+        return complex_product(lambda a, b, bias: convolution(a, b, bias, *arguments), input, weight, bias)
+    sides, known = _sides(weight.dim() - 2, *arguments)
     if sides is None:
         return _aten.convolution.default(input, weight, bias, *known)
-    if not transposed:
+    if not known[3]:
         return _aten.convolution.default(pad(input, sides), weight, bias, *known)
     whole = _aten.convolution.default(input, weight, None, *known)
     return add_bias(_crop(whole, sides), bias)
@@ -52,17 +40,15 @@ def convolution_backward(
     *rest, mask = arguments
     first, second, bias = mask
     channels = channels_of_output(weight.shape, arguments[3], arguments[5])
-    if input.is_complex():
-        return (
-            grad_input(grad_output, weight, input.shape, *rest) if first else None,
-            grad_weight(grad_output, input, weight.shape, *rest) if second else None,
-            sum_of_bias(grad_output, channels) if bias else None,
-        )
     sides, known = _sides(weight.dim() - 2, *rest)
-    bias_sizes = [channels] if bias else None
-    if sides is None:
+    if sides is None and not input.is_complex():
+        bias_sizes = [channels] if bias else None
         return _aten.convolution_backward.default(grad_output, input, weight, bias_sizes, *known, mask)
     grad_bias = sum_of_bias(grad_output, channels) if bias else None
+    if sides is None or input.is_complex():
+        one = grad_input(grad_output, weight, input.shape, *rest) if first else None
+        two = grad_weight(grad_output, input, weight.shape, *rest) if second else None
+        return one, two, grad_bias
     transposed = known[3]
     grad_output, input = (pad(grad_output, sides), input) if transposed else (grad_output, pad(input, sides))
     mask = [first, second, False]
@@ -74,12 +60,7 @@ def _one_gradient(i: int) -> Callable[..., Tensor]:
     """``convgrad::grad_input`` (0) or ``convgrad::grad_weight`` (1): a part of ``convolution_backward``."""
 
     def gradient(
-        grad_output: Tensor,
-        other: Tensor,
-        size: Ints,
-        *arguments: Any,
-        memory_format: torch.memory_format | None = None,
-        **_: Any,
+        grad_output: Tensor, other: Tensor, size: Ints, *arguments: Any, memory_format: Any = None, **_: Any
     ) -> Tensor:
         if grad_output.is_complex():
             found: Any = complex_product(lambda a, b, _: gradient(a, b, size, *arguments), grad_output, other)
@@ -98,10 +79,7 @@ grad_input, grad_weight = _one_gradient(0), _one_gradient(1)
 def _sides(
     d: int, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int
 ) -> tuple[Sides | None, tuple[Any, ...]]:
-    """Return the padding of the input (transposed: of grad_output) that comes first, and the remaining arguments.
-
-    The first is None where ATen's own padding says it all.
-    """
+    """Return the padding of the input (transposed: of grad_output) that comes first, or None, and the rest."""
     pairs = padding_pairs(padding, d)
     if all(low == high >= 0 for low, high in pairs):
         return None, (stride, [low for low, _ in pairs], dilation, transposed, output_padding, groups)

@@ -33,10 +33,7 @@ _PLACES = {
 
 
 def _formula(name: str) -> Callable[..., int]:
-    """Return the FLOP formula of a pass: each element of one tensor is multiplied with a part of the weight.
-
-    That tensor is the output of a plain convolution, the input of a transposed one.
-    """
+    """Return the FLOP formula of a pass: each element of its output (transposed: input) takes a part of the weight."""
     input, weight, output, transposed = _PLACES[name]
 
     def flops(*args: Any, out_shape: Any = None, **_: Any) -> int:
@@ -63,12 +60,7 @@ def register() -> None:
 
 
 def profiled_call(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> Any:
-    """Open the range that PyTorch's profiler shows for a call of its function, with operands, arguments and FLOPs.
-
-    Args:
-        name: ``"aten::conv2d"`` or another function's.
-        arguments: those of ``aten::convolution``.
-    """
+    """Open the range that PyTorch's profiler shows for a call of its function, with operands, arguments and FLOPs."""
     stride, padding, dilation, transposed, output_padding, groups = arguments
     if len(padding) > len(stride):  # low and high of each dimension
         sums = [low + high for low, high in zip(padding[::2], padding[1::2], strict=True)]

@@ -48,8 +48,18 @@ from ..engine import (
     thread,
 )
 from ..errors import BackendError, ConvgradError
-from ..problem import Form, channels_of_output, check_backward, check_operands, conv_geometry
-from .autograd import gradients_of_backward
+from ..problem import (
+    CONTRACTED,
+    Form,
+    Role,
+    add_bias,
+    channels_of_output,
+    check_backward,
+    check_operands,
+    conv_geometry,
+    derivative,
+)
+from .autograd import with_layout
 from .kernels import fake_convolution, fake_convolution_backward
 
 _aten = torch.ops.aten
@@ -59,10 +69,7 @@ CONVOLUTION, BACKWARD, OVERRIDEABLE, OVERRIDEABLE_BACKWARD = range(4)
 
 
 def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
-    """Call where convolutions are PyTorch's own, and nothing is recorded for autograd, which is above.
-
-    This is no context manager: an interrupt that arrives where its methods begin would leave gradients off for good.
-    """
+    """Call where convolutions are PyTorch's own and nothing is recorded: in no block, which an interrupt may split."""
     recorded = torch.is_grad_enabled()
     try:
         thread.in_backend = True
@@ -106,7 +113,7 @@ def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any)
             return result
     call = partial(original, op, a, b, c, *raw)
     if plan is not None and watched:
-        return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", call)
+        return observed(plan.event("aten", "PyTorch's own kernel"), call)
     return call()
 
 
@@ -274,8 +281,9 @@ def _open_table() -> Table | None:
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     library.impl("convolution_overrideable", fake_convolution, "Meta")
-    library.impl("convolution_backward_overrideable", _fake_backward, "Meta")
-    library.impl("convolution_backward_overrideable", _batched_backward, "FuncTorchBatched")
+    batched = torch.ops.convgrad.convolution_backward.default  # of many grad_outputs (``is_grads_batched=True``)
+    for backward, key in ((fake_convolution_backward, "Meta"), (batched, "FuncTorchBatched")):
+        library.impl("convolution_backward_overrideable", _stating_bias_sizes(backward), key)
     for key in ("AutogradCPU", "AutogradCUDA"):  # a kernel at "Autograd" would yield to PyTorch's composite one
         library.impl("_convolution_double_backward", _double_backward, key)
     return table
@@ -284,43 +292,36 @@ def _open_table() -> Table | None:
 _libraries: list[torch.library.Library] = []
 
 
-def _with_bias_sizes(grad_output: Tensor, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return ([grad_output.shape[1]] if arguments[-1][2] else None, *arguments)
+def _stating_bias_sizes(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward as it is called without ``bias_sizes``."""
 
+    def call(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
+        sizes = [grad_output.shape[1]] if arguments[-1][2] else None
+        return backward(grad_output, input, weight, sizes, *arguments)
 
-def _fake_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
-    """Return the gradients without data, of a backward that is compiled after an eager forward."""
-    return fake_convolution_backward(grad_output, input, weight, *_with_bias_sizes(grad_output, arguments))
-
-
-def _batched_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
-    """Return the gradients of many grad_outputs at once (``is_grads_batched=True``)."""
-    backward = torch.ops.convgrad.convolution_backward.default
-    return backward(grad_output, input, weight, *_with_bias_sizes(grad_output, arguments))
+    return call
 
 
 #: The node of PyTorch's autograd that differentiates the backward of a call of this library.
 _NODE = "ConvolutionBackwardOverrideableBackward"
 
 
-def _double_backward(
-    gg_input: Tensor | None,
-    gg_weight: Tensor | None,
-    gg_bias: Tensor | None,
-    grad_output: Tensor,
-    weight: Tensor,
-    input: Tensor,
-    *arguments: Any,
-) -> Any:
-    """Return the derivatives of a backward: PyTorch's where it was PyTorch's, else one pass of the table for each.
-
-    PyTorch computes those of a convolution in groups by a loop over the groups.
-    """
+def _double_backward(*arguments: Any) -> Any:
+    """Return the derivatives of a backward of ours, one pass of the table each: PyTorch's would loop over groups."""
     node = current_node()
     if node is None or not node.name().startswith(_NODE) or functorch_active():
-        call = torch.ops.aten._convolution_double_backward.default
-        return call.decompose(gg_input, gg_weight, gg_bias, grad_output, weight, input, *arguments)
-    *form, mask = arguments
-    return gradients_of_backward(
-        Form(input.shape, weight.shape, tuple(form)), (gg_input, gg_weight, gg_bias), grad_output, input, weight, mask
-    )
+        return _aten._convolution_double_backward.default.decompose(*arguments)
+    of_input, of_weight, of_bias, grad_output, weight, input, *rest, mask = arguments
+    form, found = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight), dict[Role, Tensor]()
+    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
+    wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
+    cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
+    for yields, cotangent in cotangents.items():
+        for role in CONTRACTED[yields]:
+            if role in wanted and cotangent is not None:
+                others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
+                term = derivative(form, yields, role, cotangent, others)
+                found[role] = found[role] + term if role in found else term
+    if of_bias is not None and "output" in wanted:
+        found["output"] = add_bias(found["output"] if "output" in found else torch.zeros_like(grad_output), of_bias)
+    return found.get("output"), found.get("input"), found.get("weight")

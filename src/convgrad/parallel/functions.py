@@ -6,7 +6,7 @@ in every process, and some wrongly: the mean of shards of different sizes, for o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,8 +78,10 @@ def circular_convolution(
     low = [low for low, _ in sides]
     everywhere = [Replicate()] * mesh.ndim
     w, b = (t if t is None else spread(t, mesh, everywhere, set(own.values())) for t in (weight, bias))
-    local, ranges = pooling.windows(x, shape, weight.shape[2:], stride, low, dilation, circular=True)
-    result = pooling.windowed(local, ranges, lambda t: conv(t, w, b, stride, 0, dilation, groups))
+    result, _ = pooling.windowed(
+        x, shape, lambda t: conv(t, w, b, stride, 0, dilation, groups), weight.shape[2:], stride, low, dilation,
+        circular=True,
+    )  # fmt: skip
     return joined_like(x, result, shape)
 
 
@@ -128,19 +130,13 @@ _OTHERS: dict[str, Rule] = {
 }
 
 
-def _table() -> Iterator[tuple[str, Rule]]:
-    """Each name, and the rule of the functions that have it."""
-    for names, rule in {_BY_ELEMENTS: elementwise.by_elements, **_OTHERS}.items():
-        for name in names.split():
-            for n in (1, 2, 3) if "N" in name else (0,):
-                yield name.replace("N", str(n)), rule
-
-
 _own_rules = frozenset(_DTENSORS.split())
 _PLACES = (F, torch, Tensor, torch._C._nn)  # pyright: ignore[reportAttributeAccessIssue]
 _RULES: dict[Any, Rule] = {
     getattr(place, name): rule
-    for name, rule in _table()
+    for names, rule in {_BY_ELEMENTS: elementwise.by_elements, **_OTHERS}.items()
+    for pattern in names.split()
+    for name in {pattern.replace("N", n) for n in "123"}
     # PyTorch's own norms in C++ have other arguments than those in Python, which call them.
     for place in (_PLACES[:1] if name.endswith("_norm") else _PLACES)
     if hasattr(place, name)

@@ -119,16 +119,13 @@ def _routes(exchange: Exchange) -> tuple[Route, ...]:
     pieces = [_cut(exchange, *want) for want in exchange.want]
     sent = [[tuple(p for p in pieces[t] if p.rank == s != t) for t in parts] for s in parts]
     received = [sum(p.stop - p.start for s in parts for p in sent[s][t]) for t in parts]
-    zeros = [_zeros(exchange, *want) for want in exchange.want]
+    n = exchange.length
+    zeros = [
+        (0, 0) if exchange.circular else (min(max(-a, 0), b - a), min(max(b - n, 0), b - a)) for a, b in exchange.want
+    ]
     return tuple(
         Route(exchange.have[r], pieces[r], zeros[r], tuple(sent[r]), received[r], any(received)) for r in parts
     )
-
-
-def _zeros(exchange: Exchange, start: int, stop: int) -> tuple[int, int]:
-    if exchange.circular:
-        return 0, 0
-    return min(max(-start, 0), stop - start), min(max(stop - exchange.length, 0), stop - start)
 
 
 def _cut(exchange: Exchange, start: int, stop: int) -> tuple[Piece, ...]:

@@ -27,15 +27,10 @@ Counts = int | Sequence[int]
 
 
 def halo_exchange(
-    x: Tensor,
-    dim: int | tuple[int, ...],
-    before: Counts | tuple[Counts, ...],
-    after: Counts | tuple[Counts, ...],
-    mesh_or_group: Group | tuple[Group, ...],
-    *,
-    padding: Literal["zeros", "circular"] = "zeros",
+    x: Tensor, dim: int | tuple[int, ...], before: Counts | tuple[Counts, ...], after: Counts | tuple[Counts, ...],
+    mesh_or_group: Group | tuple[Group, ...], *, padding: Literal["zeros", "circular"] = "zeros",
     sizes: Sequence[int] | tuple[Sequence[int], ...] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Extend the local shard of a tensor by positions of the neighboring shards, of several of them if needed.
 
     Its derivative sends the gradients of the extensions back to the shards that they came from, which add them. It can
@@ -76,7 +71,10 @@ def halo_exchange(
     several = isinstance(dim, tuple)
     if padding not in ("zeros", "circular"):
         raise ShapeError(f"padding should be 'zeros' or 'circular', but got {padding!r}")
-    dims = [_dimension(x, d) for d in (dim if several else (dim,))]
+    dims = [*dim] if isinstance(dim, tuple) else [dim]
+    if outside := [d for d in dims if not -x.dim() <= d < x.dim()]:
+        raise ShapeError(f"dim should be from {-x.dim()} to {x.dim() - 1}, but got {outside[0]}")
+    dims = [d % x.dim() for d in dims]
     if len(set(dims)) != len(dims):
         raise ShapeError(f"each dimension can be extended once, but got dim={dim}")
     groups = _groups(mesh_or_group, len(dims))
@@ -187,12 +185,6 @@ def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: boo
 
 
 # ---- arguments -----------------------------------------------------------------------------------
-
-
-def _dimension(x: Tensor, dim: int) -> int:
-    if not -x.dim() <= dim < x.dim():
-        raise ShapeError(f"dim should be from {-x.dim()} to {x.dim() - 1}, but got {dim}")
-    return dim % x.dim()
 
 
 def _rows(name: str, value: Any, several: bool, dims: list[int]) -> Sequence[Any]:

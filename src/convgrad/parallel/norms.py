@@ -23,17 +23,10 @@ Function = Callable[..., Any]
 
 
 def batch_norm(
-    func: Function,
-    x: DTensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    first: int = 0,
-) -> DTensor:
+    func: Function, x: DTensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5, first: int = 0,
+) -> DTensor:  # fmt: skip
     """`torch.nn.functional.batch_norm`: the statistics of all shards, from dimension ``first`` on, without channels."""
     vectors = running_mean, running_var, weight, bias
     metas = [v if v is None else meta_of(v) for v in vectors]
@@ -48,9 +41,8 @@ def batch_norm(
                 if kept is not None:
                     kept.lerp_(_whole(x, seen, dims).to(kept.dtype), momentum)
     else:  # not by PyTorch's function, which fails on a shard without channels
-        mean, var = (of_channels(x, v, shape) for v in vectors[:2])
-        assert mean is not None
-        assert var is not None
+        given: Any = [of_channels(x, v, shape) for v in vectors[:2]]
+        mean, var = given
     return _like(x, _applied(local, mean, var + eps, *(of_channels(x, v, shape) for v in (weight, bias))))
 
 
@@ -62,13 +54,9 @@ def instance_norm(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTen
 
 
 def group_norm(
-    func: Function,
-    x: DTensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    func: Function, x: DTensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> DTensor:
+) -> DTensor:  # fmt: skip
     """`torch.nn.functional.group_norm`: the statistics of each sample and group of channels."""
     func(meta_of(x), num_groups)  # with PyTorch's own checks
     local, width = widened(local_of(x)), x.shape[1] // num_groups
@@ -83,13 +71,9 @@ def group_norm(
 
 
 def layer_norm(
-    func: Function,
-    x: DTensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> DTensor:
+    func: Function, x: DTensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5,
+) -> DTensor:  # fmt: skip
     """`torch.nn.functional.layer_norm`: the statistics of the last dimensions."""
     func(meta_of(x), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
@@ -129,9 +113,8 @@ def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: l
         var = mean = local.sum(dims, keepdim=True)
     if not over:
         return mean, var
-    part = own / count
-    center = total(mean * part, x.device_mesh, over)
-    return center, total((var + (mean - center).square()) * part, x.device_mesh, over)
+    center = total(mean * (own / count), x.device_mesh, over)
+    return center, total((var + (mean - center).square()) * (own / count), x.device_mesh, over)
 
 
 def _applied(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

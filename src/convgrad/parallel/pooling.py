@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional as F
 
-from .geometry import Line, clipped
+from .geometry import Line, Range, clipped
 from .placed import joined_like, local_of, local_range, meta_of, needed, on_some, reduced, shards, widened
 
 Function = Callable[..., Any]
@@ -20,46 +19,28 @@ Size = int | Sequence[int]
 
 
 def max_pool(
-    func: Function,
-    x: DTensor,
-    kernel_size: Size,
-    stride: Size | None = None,
-    padding: Size = 0,
-    dilation: Size = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,  # with indices it is another function, which has no rule
-) -> DTensor:
+    func: Function, x: DTensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: Size = 1,
+    ceil_mode: bool = False, return_indices: bool = False,  # with indices it is another function, which has no rule
+) -> DTensor:  # fmt: skip
     """`torch.nn.functional.max_pool2d` and its likes; outside of the input there is nothing, or less than anything."""
-    shape = func(meta_of(x), kernel_size, stride, padding, dilation, ceil_mode).shape
-    d = _spatial(func)
+    shape, d = func(meta_of(x), kernel_size, stride, padding, dilation, ceil_mode).shape, _spatial(func)
     lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    kernel, dilations = _each(kernel_size, d), _each(dilation, d)
-    window = _each(stride or kernel_size, d)
-    local, own = windows(x, shape, kernel, window, _each(padding, d), dilations, lowest)
-    result = windowed(local, own, lambda t: func(t, kernel, window, 0, dilations))
+    kernel, steps, pads, gaps = (_each(v, d) for v in (kernel_size, stride or kernel_size, padding, dilation))
+    result, _ = windowed(x, shape, lambda t: func(t, kernel, steps, 0, gaps), kernel, steps, pads, gaps, lowest)
     return joined_like(x, result, shape)
 
 
 def avg_pool(
-    func: Function,
-    x: DTensor,
-    kernel_size: Size,
-    stride: Size | None = None,
-    padding: Size = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> DTensor:
+    func: Function, x: DTensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> DTensor:  # fmt: skip
     """`torch.nn.functional.avg_pool2d` and its likes: a sum over each window, divided by what PyTorch counts in it."""
-    shape = func(meta_of(x), kernel_size, stride, padding, ceil_mode, count_include_pad).shape
-    d = _spatial(func)
-    kernel, pads = _each(kernel_size, d), _each(padding, d)
-    window = _each(stride or kernel_size, d)
-    local, own = windows(x, shape, kernel, window, pads, [1] * d)
-    values = windowed(local, own, lambda t: func(t, kernel, window))
+    shape, d = func(meta_of(x), kernel_size, stride, padding, ceil_mode, count_include_pad).shape, _spatial(func)
+    kernel, steps, pads = (_each(v, d) for v in (kernel_size, stride or kernel_size, padding))
+    values, own = windowed(x, shape, lambda t: func(t, kernel, steps), kernel, steps, pads, [1] * d)
     if divisor_override:
         return joined_like(x, values * (prod(kernel) / divisor_override), shape)
-    for n, (k, s, p) in enumerate(zip(kernel, window, pads, strict=True)):
+    for n, (k, s, p) in enumerate(zip(kernel, steps, pads, strict=True)):
         size, beyond = x.shape[x.dim() - d + n], p if count_include_pad else 0
         counts = [min(o * s - p + k, size + beyond) - max(o * s - p, -beyond) for o in range(*own[n])]
         if any(c != k for c in counts):
@@ -68,17 +49,11 @@ def avg_pool(
     return joined_like(x, values, shape)
 
 
-def windows(
-    x: DTensor,
-    shape: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    outside: float = 0.0,
-    circular: bool = False,
-) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Return the padded input that this process's windows read, and the windows."""
+def windowed(
+    x: DTensor, shape: Sequence[int], pool: Callable[[Tensor], Tensor], kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], outside: float = 0.0, circular: bool = False,
+) -> tuple[Tensor, list[Range]]:  # fmt: skip
+    """Return the results of this process's windows, from the padded input that they read, and the windows."""
     local = local_of(x)
     pads, around, outputs = [], [], []
     for n, (k, s, p, dil) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
@@ -92,15 +67,10 @@ def windows(
         outputs.append(output)
     if any(around):
         local = on_some(lambda t: F.pad(t, around, "circular"), local)
-    return F.pad(local, pads, value=outside) if any(pads) else local, outputs
-
-
-def windowed(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the results of this process's windows."""
-    result = on_some(pool, local)
-    for n, (start, stop) in enumerate(own):
-        result = result.narrow(n - len(own), 0, stop - start)
-    return result
+    result = on_some(pool, F.pad(local, pads, value=outside) if any(pads) else local)
+    for n, (start, stop) in enumerate(outputs):
+        result = result.narrow(n - len(outputs), 0, stop - start)
+    return result, outputs
 
 
 # ---- adaptive ----------------------------------------------------------------------------------------
@@ -127,12 +97,18 @@ def adaptive_pool(func: Function, x: DTensor, output_size: Any, return_indices: 
         parts = [local.narrow(d, start, stop - start) for start, stop in (clipped(*own, b) for b in bins)]
         local = reduce(parts, d, bins) if parts else local.narrow(d, 0, 0)
         if m is not None and out < mesh.size(m):
-            local, placements[m] = _over_processes(local, mesh, m, reduce)
+            if reduce is _mean:  # sums are added later, together
+                placements[m] = Partial()
+                continue
+            before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)
+            each = F.pad(local.unsqueeze(0), [*[0, 0] * local.dim(), before, after])
+            sums = [Partial() if i == m else Replicate() for i in range(mesh.ndim)]
+            local, placements[m] = local_of(reduced(each, mesh, sums, each.shape)).max(0).values, Replicate()
     return reduced(local.to(x.dtype), mesh, placements, shape)
 
 
 def _mean(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
-    """Return the sum of each part, divided by the length of its whole window."""
+    """Return the sum of each part, divided by the length of its window."""
     return torch.stack([part.sum(d) / (b - a) for part, (a, b) in zip(parts, bins, strict=True)], d)
 
 
@@ -141,18 +117,8 @@ def _max(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
     return torch.stack([p.max(d).values if p.shape[d] else p.sum(d) - torch.inf for p in parts], d)
 
 
-def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..., Tensor]) -> tuple[Tensor, Placement]:
-    """Return the local result and its placement after a reduction over processes; sums are added later, together."""
-    if reduce is _mean:
-        return local, Partial()
-    before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)
-    each = F.pad(local.unsqueeze(0), [*[0, 0] * local.dim(), before, after])
-    gathered = reduced(each, mesh, [Partial() if i == m else Replicate() for i in range(mesh.ndim)], each.shape)
-    return local_of(gathered).max(0).values, Replicate()
-
-
 def _spatial(func: Function) -> int:
-    """The number of dimensions that a function such as ``max_pool2d`` pools over."""
+    """Return the number of dimensions that a function such as ``max_pool2d`` pools over."""
     return int(func.__name__[-2])
 
 

@@ -22,15 +22,9 @@ from .pooling import adaptive_pool
 
 
 def interpolate(
-    func: Callable[..., Any],
-    x: DTensor,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> DTensor:
+    func: Callable[..., Any], x: DTensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False,
+) -> DTensor:  # fmt: skip
     """`torch.nn.functional.interpolate`."""
     if antialias:
         raise UnsupportedError("interpolation with antialias has no rule for shards")
@@ -47,7 +41,11 @@ def interpolate(
     if not align_corners and all(f * n == o and scale in (None, f) for f, scale, n, o in multiples):
         cuts = []
         for d, f in enumerate(factors, 2):
-            local, (start, _), (a, b) = needed(x, local, d, shape[d], partial(_around, f, taps // 2, x.shape[d]))
+
+            def around(r: Range, f: int = f, n: int = x.shape[d]) -> Range:
+                return max(r[0] // f - taps // 2, 0), min(-(-r[1] // f) + taps // 2, n)
+
+            local, (start, _), (a, b) = needed(x, local, d, shape[d], around)
             cuts.append((d, a - start * f if a < b else 0, b - a))
         local = on_some(lambda t: func(t, [f * n for f, n in zip(factors, t.shape[2:], strict=True)], **options), local)
         for d, a, length in cuts:
@@ -62,26 +60,15 @@ def interpolate(
         sums.append((positions[:, a:b] - start, weights[:, a:b]))
     result = widened(local)
     for d, (positions, weights) in enumerate(sums, 2):
-        result = _weighted(result, d, positions, weights)
+        rows = [result.index_select(d, p) for p in positions]
+        by_row = weights.to(result.dtype).view(taps, -1, *[1] * (x.dim() - 1 - d))
+        result = rows[0] if taps == 1 else torch.stack([row * w for row, w in zip(rows, by_row, strict=True)]).sum(0)
     return joined_like(x, result.to(x.dtype), shape)
-
-
-def _around(factor: int, reach: int, length: int, result: Range) -> Range:
-    return max(result[0] // factor - reach, 0), min(-(-result[1] // factor) + reach, length)
 
 
 def _ends(positions: Tensor, result: Range) -> Range:
     part = positions[:, slice(*result)]
     return int(part.min()), int(part.max()) + 1
-
-
-def _weighted(local: Tensor, d: int, positions: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the positions of each row."""
-    if len(positions) == 1:
-        return local.index_select(d, positions[0])
-    shape = [-1, *[1] * (local.dim() - 1 - d)]
-    rows = [local.index_select(d, p) * w.to(local.dtype).view(shape) for p, w in zip(positions, weights, strict=True)]
-    return torch.stack(rows).sum(0)
 
 
 def _made_of(

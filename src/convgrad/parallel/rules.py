@@ -70,11 +70,9 @@ def _grad_weight(grad_output: Tensor, input: Tensor, *arguments: Any, **options:
 def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
     call = checked_backward(grad_output, input, weight, *arguments)
     first, second, bias = call.mask
-    given: dict[Role, Tensor] = {"output": grad_output}
-    given |= {"weight": weight} if first else {}
+    given: dict[Role, Tensor] = {"output": grad_output, **({"weight": weight} if first else {})}
     given |= {"input": input} if second else {}
-    roles: tuple[Role, Role] = ("input", "weight")
-    results: tuple[Role, ...] = tuple(role for role, wanted in zip(roles, (first, second), strict=True) if wanted)
+    results: Any = ("input",) * first + ("weight",) * second
     found = _compute("convolution_backward", call, given, results) if results else []
     by_role = dict(zip(results, found, strict=True))
     return by_role.get("input"), by_role.get("weight"), sum_of_bias(grad_output) if bias else None
@@ -92,39 +90,29 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def _compute(
-    name: str,
-    call: Any,
-    given: dict[Role, Tensor],
-    results: tuple[Role, ...],
-    bias: Tensor | None = None,
+    name: str, call: Any, given: dict[Role, Tensor], results: tuple[Role, ...], bias: Tensor | None = None
 ) -> list[DTensor]:
     """The results of a contraction of DTensors: ``given`` are its operands, ``call`` is what was validated."""
     mesh = mesh_of(name, {**given, "bias": bias})
     operands: dict[Role, DTensor] = {role: t for role, t in given.items() if isinstance(t, DTensor)}
-    work = Work(
-        (tuple(call.input_size), tuple(call.weight_size), tuple(call.output_size)),
-        call.geometry,
-        next(iter(operands.values())).dtype.itemsize,
-        tuple(mesh.shape),
-        tuple((role, t.placements) for role, t in operands.items()),
-        results,
-    )
+    first, sizes = next(iter(operands.values())), (call.input_size, call.weight_size, call.output_size)
+    shapes: Any = tuple(map(tuple, sizes))
+    placed: Any = tuple((role, t.placements) for role, t in operands.items())
+    work = Work(shapes, call.geometry, first.dtype.itemsize, tuple(mesh.shape), placed, results)
     choice = choose(work)
     if mesh.get_coordinate() is None:  # as everywhere in DTensor, a process outside of the mesh has nothing
-        nothing = next(iter(operands.values())).to_local().new_empty(0)
+        nothing = first.to_local().new_empty(0)
         return [_wrap(nothing, mesh, choice, role, work.shape(role), call.layout) for role in results]
     _warn(name, choice, operands)
     part = part_of(work, choice, mesh)
-    here: dict[Role, Tensor] = {
-        role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()
-    }
+    here: Any = {role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()}
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
     for halo in part.halos:
         if halo.role in here:
             here[halo.role] = exchange(here[halo.role], halo.dim, halo.route, mesh.get_group(halo.over))
     if part.empty:
-        found = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
+        found = [first.to_local().new_zeros(part.sizes[role]) for role in results]
     else:
         found = _local_results(part, here, results, None if later else added, call.layout)
     for halo in reversed(part.halos):

@@ -131,14 +131,19 @@ def line_of(g: Geometry, shapes: tuple[Shape, Shape, Shape], j: int) -> Line:
 
 @lru_cache(maxsize=1024)
 def choose(c: Work) -> Choice:
-    """The cheapest combination of rules; of equal ones, the one that changes the fewest placements."""
+    """Return the cheapest combination of rules; of equal ones, the one that changes the fewest placements.
+
+    Before that, one that leaves no mesh dimension repeating the work although it shards an operand.
+    """
     table: list[Rule | None] = [None, *_table(c.geometry, len(c.shapes[0]) - 2)]
     found = [_priced(c, rules) for rules in product(table, repeat=len(c.mesh)) if _possible(c, rules)]
 
     def price(choice: Choice) -> tuple[int, int, int]:
+        sharded = [any(not have[i].is_replicate() for _, have in c.operands) for i in range(len(c.mesh))]
+        repeated = sum(s and rule is None for s, rule in zip(sharded, choice.rules, strict=True))
         placed = [(have, choice.placements(role)) for role, have in c.operands]
         changes = sum(a != b for pair in placed for a, b in zip(*pair, strict=True))
-        return _idle(c, choice), choice.bytes, changes
+        return repeated, choice.bytes, changes
 
     return min(found, key=price)
 
@@ -149,23 +154,17 @@ def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
         return False  # a halo goes along one dimension of the mesh
     for rule in {r for r in rules if r is not None}:
         parts = [p for p, r in zip(c.mesh, rules, strict=True) if r == rule]
+        placed = [
+            (getattr(rule, role), p) for role, have in c.operands for p, r in zip(have, rules, strict=True) if r == rule
+        ]
+        already = any(dim is not None and placement == Shard(dim) for dim, placement in placed)
         for role in ROLES:
             dim = getattr(rule, role)
-            if dim is not None and c.shape(role)[dim] < prod(parts) and not _is_sharded_already(c, rules, rule):
+            if dim is not None and c.shape(role)[dim] < prod(parts) and not already:
                 return False  # some processes would have nothing to do
         if rule.name == "groups" and not _whole_groups(c, parts):
             return False
     return True
-
-
-def _is_sharded_already(c: Work, rules: tuple[Rule | None, ...], rule: Rule) -> bool:
-    """Whether an operand is sharded like this already."""
-    return any(
-        placement == Shard(getattr(rule, role))
-        for role, placements in c.operands
-        for placement, r in zip(placements, rules, strict=True)
-        if r == rule and getattr(rule, role) is not None
-    )
 
 
 def _whole_groups(c: Work, parts: list[int]) -> bool:
@@ -174,14 +173,6 @@ def _whole_groups(c: Work, parts: list[int]) -> bool:
     sizes = (c.shape("input")[1], c.shape("weight")[0], c.shape("output")[1])
     each = [(n, n // c.geometry.groups) for n in sizes]
     return all(nested(n, parts) == [(a * size, b * size) for a, b in groups] for n, size in each)
-
-
-def _idle(c: Work, choice: Choice) -> int:
-    """Return the number of mesh dimensions that repeat the work although they shard an operand."""
-    return sum(
-        rule is None and any(not placements[i].is_replicate() for _, placements in c.operands)
-        for i, rule in enumerate(choice.rules)
-    )
 
 
 # ---- costs ---------------------------------------------------------------------------------------

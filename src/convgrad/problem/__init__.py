@@ -33,12 +33,3 @@ from .shapes import (
 )
 from .sizes import Dimension, effective_kernel, fields_of, output_length
 from .validation import check_backward, check_memory, check_operands, check_output_padding, refuse_nested
-
-__all__ = [
-    "CONTRACTED", "DTYPES", "INT32_MAX", "OPERANDS", "OUTPUTS", "PADDING_MODES", "PASSES", "RESULT", "ConvProblem",
-    "Dimension", "Form", "Geometry", "Output", "Outputs", "PaddingMode", "Pass", "Role", "Sides", "Slot", "add_bias",
-    "by_pytorch", "channels_of_output", "check_backward", "check_memory", "check_operands", "check_output_padding",
-    "check_rank", "contract", "conv_geometry", "convolution_shape", "derivative", "effective_kernel", "fields_of",
-    "fits", "fold", "gradient_outputs", "in_order", "is_plain", "layout_of", "output_length", "pad", "padding_pairs",
-    "passes_of", "problem_of", "read_problem_file", "refuse_nested", "shown_outputs", "sum_of_bias", "tangent",
-]  # fmt: skip

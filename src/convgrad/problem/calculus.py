@@ -99,13 +99,10 @@ def tangent(
 
 
 def sum_of_bias(cotangent: Tensor, channels: int = 0) -> Tensor:
-    """Return the derivative with respect to a bias: a sum over batch and space.
+    """Return the derivative with respect to a bias, (N, C, *out) -> (C,): a sum over batch and space.
 
     Args:
         channels: of the bias, if the cotangent has none: an input without channels has an output without, bias or not.
-
-    Shape:
-        (N, C, *out) -> (C,)
     """
     have = cotangent.shape[1]
     if isinstance(have, int) and have == 0:

@@ -146,7 +146,8 @@ def _needed(text: str, fields: dict[str, int], key: str, least: int) -> int:
 
 def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[Dimension]:
     """The given dimensions of the plain problem, the missing ones copied from the first."""
-    given = [axis for axis in "dhw" if _mentioned(fields, axis)]
+    missing = {"s": 1}  # where all its fields have these values, or 0, a dimension is missing, as in benchdnn
+    given = [a for a in "dhw" if any(fields.get(f + a, missing.get(f, 0)) != missing.get(f, 0) for f in "iokpds")]
     if given not in (["w"], ["h"], ["h", "w"], ["d"], ["d", "h", "w"]):
         if not given:
             raise _error(text, None, "no spatial dimension: at least i and k of d, h or w are needed")
@@ -155,20 +156,9 @@ def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[Dim
     return dims * {"d": 3, "h": 2, "w": 1}[given[0]] if len(given) == 1 else dims
 
 
-def _least(fields: dict[str, int]) -> int:
-    """The least size of a kernel and of an output: where there is no batch or no channel, it may be 0."""
-    return 0 if 0 in (fields.get(key) for key in ("mb", "ic", "oc")) else 1
-
-
-def _mentioned(fields: dict[str, int], axis: str) -> bool:
-    """A dimension whose fields all have the values that a missing one has is missing, as in benchdnn."""
-    sizes = any(fields.get(f + axis, 0) != 0 for f in "iokpd")
-    return sizes or fields.get("s" + axis, 1) != 1
-
-
 def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -> Dimension:
-    size = _needed(text, fields, "i" + axis, 0)
-    kernel = _needed(text, fields, "k" + axis, _least(fields))
+    least = 0 if 0 in (fields.get(key) for key in ("mb", "ic", "oc")) else 1  # without a batch or a channel
+    size, kernel = _needed(text, fields, "i" + axis, 0), _needed(text, fields, "k" + axis, least)
     stride, dilation = fields.get("s" + axis, 1), fields.get("d" + axis, 0) + 1
     low, high, out = fields.get("p" + axis), fields.get(f"p{axis}:"), fields.get("o" + axis, 0)
     span = effective_kernel(kernel, dilation)
@@ -179,7 +169,7 @@ def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -
             out = (size - 1) * stride + span - low - other
         else:
             out = output_length(size, kernel, stride, low, other, dilation)
-        if out < _least(fields):
+        if out < least:
             raise _error(text, text.find("i" + axis), f"field {'o' + axis!r} is absent and comes out as {out}")
     big, small = (out, size) if transposed else (size, out)
     if low is None:  # half of what is needed, rounded towards zero

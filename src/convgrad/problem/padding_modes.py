@@ -22,22 +22,14 @@ Sides = tuple[tuple[int, int], ...]
 
 
 def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    """Return the input padded from itself by ``mode``; refuse what PyTorch refuses, in its words.
-
-    Shape:
-        (.., *n) -> (.., *(low + n + high))
-    """
+    """Return the input padded from itself by ``mode``, (.., *n) -> (.., *(low + n + high))."""
     if mode == "circular" and is_plain(input) and input.dim() - len(sides) in (1, 2) and fits(input, sides, mode):
         return _PadOrFold.apply(input, False, sides, mode)  # pyright: ignore[reportReturnType]
     return by_pytorch(input, sides, mode)
 
 
 def fold(gradient: Tensor, sides: Sides, mode: str) -> Tensor:
-    """Return the adjoint of `pad`, where no side crops.
-
-    Shape:
-        (.., *(low + n + high)) -> (.., *n)
-    """
+    """Return the adjoint of `pad`, (.., *(low + n + high)) -> (.., *n), where no side crops."""
     if is_plain(gradient):
         return _PadOrFold.apply(gradient, True, sides, mode)  # pyright: ignore[reportReturnType]
     return _fold(gradient, sides, mode)

@@ -60,10 +60,7 @@ def in_order(outputs: Collection[str]) -> Outputs:
 
 
 def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True, True)) -> Outputs:
-    """Return the outputs of the plain problem that are the user's ``grad_input``, ``grad_weight`` and ``grad_bias``.
-
-    The input of a transposed convolution fills the slot ``grad_output``, which the pass ``forward`` yields.
-    """
+    """Return the outputs of the plain problem that are the user's ``grad_input``, ``grad_weight`` and ``grad_bias``."""
     outputs: Outputs = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
     return tuple([o for o, wanted in zip(outputs, output_mask, strict=True) if wanted])
 
@@ -162,8 +159,10 @@ class ConvProblem:
             raise ValueError(f"origin is 'plain' or 'transposed', got {self.origin!r}")
         if min(self.kernel_size) < least or min(*self.stride, *self.dilation) < 1:
             raise ValueError(f"kernel_size, stride and dilation are positive integers; got {self!r}")
-        if self.padding_mode != "zeros":
-            self._check_padding_mode()
+        if (mode := self.padding_mode) not in PADDING_MODES or (mode != "zeros" and self.transposed):
+            raise ValueError(f"padding_mode={mode!r} is none of a {self.origin} convolution")
+        if mode != "zeros" and not readable(self.input_size, self.padding, mode):
+            raise ValueError(f"{mode} padding {self.padding} reads more than an input of size {self.input_size} has")
         for i, dim in enumerate(self.dims):
             n, out, k, s, low, high, dil = dim
             got = output_length(n, k, s, low, high, dil)
@@ -174,13 +173,6 @@ class ConvProblem:
                 )
         if self.least_bytes >= 2**63:
             raise ValueError(f"its tensors have {self.least_bytes:,} bytes, more than any memory has")
-
-    def _check_padding_mode(self) -> None:
-        mode = self.padding_mode
-        if mode not in PADDING_MODES or self.transposed:
-            raise ValueError(f"padding_mode={mode!r} is none of a {self.origin} convolution")
-        if not readable(self.input_size, self.padding, mode):
-            raise ValueError(f"{mode} padding {self.padding} reads more than an input of size {self.input_size} has")
 
     # ---- derived values ------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ All checks run before any backend, so no backend ever sees an invalid problem.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -33,12 +33,24 @@ class Geometry(NamedTuple):
     groups: int
 
 
-def require(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
-    """Raise ``ShapeError(message())`` unless the condition holds; a symbolic condition is left to `torch._check`."""
+def require(condition: bool | torch.SymBool, message: str, *values: Any) -> None:
+    """Raise a ``ShapeError`` unless the condition holds; a symbolic condition is left to `torch._check`.
+
+    Args:
+        message: with a place ``{}`` for each value; formatted on an error alone, for the compiler cannot print sizes.
+        values: a tuple is shown as ``[2, 3]``, a list as ``2 x 3``.
+    """
+
+    def text() -> str:
+        shown = (
+            list(v) if isinstance(v, tuple) else " x ".join(map(str, v)) if isinstance(v, list) else v for v in values
+        )
+        return message.format(*shown)
+
     if isinstance(condition, torch.SymBool):
-        torch._check(condition, message)
+        torch._check(condition, text)
     elif not condition:
-        raise ShapeError(message())
+        raise ShapeError(text())
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -54,33 +66,28 @@ def conv_geometry(
     groups: int,
 ) -> Geometry:
     """Complete and check everything that does not depend on the other operands."""
-    require(len(weight_shape) >= 3, lambda: "weight should have at least three dimensions")
+    require(len(weight_shape) >= 3, "weight should have at least three dimensions")
     d = len(weight_shape) - 2
     require(
-        d <= 3,
-        lambda: f"Expected a weight with 1, 2 or 3 spatial dimensions, but got weight of size {list(weight_shape)}",
+        d <= 3, "Expected a weight with 1, 2 or 3 spatial dimensions, but got weight of size {}", tuple(weight_shape)
     )
     stride = _expand("stride", stride, d)
     pairs = padding_pairs(padding, d)
     dilation = _expand("dilation", dilation, d)
     output_padding = _expand("output_padding", output_padding, d)
     if len(padding) != 2 * d:
-        _at_least(0, "padding", padding, "negative padding is not supported")
-    _at_least(0, "output_padding", output_padding, "negative output_padding is not supported")
-    _at_least(1, "stride", stride, "non-positive stride is not supported")
-    greater = "dilation should be greater than zero"
-    _at_least(1, "dilation", dilation, f"non-positive dilation is not supported: {greater}")
-    require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
+        _each(padding, 0, "negative padding is not supported, but got padding={}", tuple(padding))
+    _each(output_padding, 0, "negative output_padding is not supported, but got output_padding={}", output_padding)
+    _each(stride, 1, "non-positive stride is not supported, but got stride={}", stride)
+    said = "non-positive dilation is not supported: dilation should be greater than zero, but got dilation={}"
+    _each(dilation, 1, said, dilation)
+    require(groups > 0, "non-positive groups is not supported, but got groups={}", groups)
     return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
 
 
-def _at_least(least: int, name: str, values: Shape, otherwise: str) -> None:
-    _each(values, least, lambda: f"{otherwise}, but got {name}={list(values)}")
-
-
-def _each(values: Shape, least: int, message: Callable[[], str]) -> None:
+def _each(values: Shape, least: int, message: str, *said: Any) -> None:
     for value in values:
-        require(value >= least, message)
+        require(value >= least, message, *said)
 
 
 def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
@@ -88,11 +95,10 @@ def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
     more = f" (or {2 * d}: low and high of each dimension in turn)" if name == "padding" else ""
     require(
         len(values) in (1, d),
-        lambda: (
-            f"expected {name} to be a single integer value or a list of {d} values "
-            f"to match the convolution dimensions{more}, but got {name}={list(values)}"
-        ),
-    )
+        "expected {} to be a single integer value or a list of {} values to match the convolution dimensions{}, "
+        "but got {}={}",
+        name, d, more, name, values,
+    )  # fmt: skip
     return values * d if len(values) == 1 else values
 
 
@@ -106,6 +112,11 @@ def padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
 
 # ---- shapes --------------------------------------------------------------------------------------
 
+#: A process can address 2**47 bytes.
+_MOST_ELEMENTS = 2**45
+#: PyTorch holds no padding, but kernels that do compute the bytes of it, up to 128 an element, with 64-bit integers.
+_MOST_PADDED_ELEMENTS = 2**55
+
 
 def convolution_shape(
     input_shape: Shape, weight_shape: Shape, bias_shape: Shape | None, g: Geometry, *, as_onednn: bool = False
@@ -113,51 +124,35 @@ def convolution_shape(
     """Shape of the output, after checking input, weight and bias against each other.
 
     As in ATen, an input without channels gives an output without channels, and where there is no batch or no channel,
-    sizes may be 0 that otherwise may not.
-
-    Args:
-        as_onednn: accept a transposed convolution whose output has size 0: of PyTorch's kernels, only oneDNN's do.
+    sizes may be 0 that otherwise may not; for ``as_onednn`` also the output of a transposed convolution.
     """
     check_rank(input_shape, weight_shape)
     _check_groups(weight_shape, g)
     channels = weight_shape[0] if g.transposed else weight_shape[1] * g.groups
     require(
         input_shape[1] == channels,
-        lambda: (
-            f"Given {given(weight_shape, g)}, expected input{list(input_shape)} to have {channels} channels, "
-            f"but got {input_shape[1]} channels instead"
-        ),
-    )
+        "Given {}={}, weight of size {}, expected input{} to have {} channels, but got {} channels instead",
+        *given(weight_shape, g), tuple(input_shape), channels, input_shape[1],
+    )  # fmt: skip
     out_channels = channels_of_output(weight_shape, g.transposed, g.groups)
     if bias_shape is not None:
         require(
             len(bias_shape) == 1 and bias_shape[0] == out_channels,
-            lambda: (
-                f"Given {'transposed=1, ' if g.transposed else ''}weight of size {list(weight_shape)}, "
-                f"expected bias to be 1-dimensional with {out_channels} elements, "
-                f"but got bias of size {list(bias_shape)} instead"
-            ),
-        )
+            "Given {}weight of size {}, expected bias to be 1-dimensional with {} elements, but got bias of size {} "
+            "instead",
+            "transposed=1, " if g.transposed else "", tuple(weight_shape), out_channels, tuple(bias_shape),
+        )  # fmt: skip
     spatial = _output_size(input_shape, weight_shape, g, as_onednn)
     if isinstance(input_shape[1], int) and input_shape[1] == 0:
         out_channels = 0
     shape = (input_shape[0], out_channels, *spatial)
-    _require_fewer(_MOST_ELEMENTS, "an output", shape)
     data, what = (shape, "an output with its padding") if g.transposed else (input_shape, "a padded input")
     extents = [n + max(low, 0) + max(high, 0) for n, (low, high) in zip(data[2:], g.padding, strict=True)]
-    _require_fewer(_MOST_PADDED_ELEMENTS, what, (*data[:2], *extents))
+    padded = (*data[:2], *extents)
+    for most, named, size in ((_MOST_ELEMENTS, "an output", shape), (_MOST_PADDED_ELEMENTS, what, padded)):
+        if all(isinstance(n, int) for n in size):
+            require(prod(size) < most, "{} of size {} does not fit in any memory", named, size)
     return shape
-
-
-#: A process can address 2**47 bytes.
-_MOST_ELEMENTS = 2**45
-#: PyTorch holds no padding, but kernels that do compute the bytes of it, up to 128 an element, with 64-bit integers.
-_MOST_PADDED_ELEMENTS = 2**55
-
-
-def _require_fewer(most: int, what: str, shape: Shape) -> None:
-    if all(isinstance(n, int) for n in shape):
-        require(prod(shape) < most, lambda: f"{what} of size {list(shape)} does not fit in any memory")
 
 
 def channels_of_output(weight_shape: Shape, transposed: bool, groups: int) -> int:
@@ -165,76 +160,64 @@ def channels_of_output(weight_shape: Shape, transposed: bool, groups: int) -> in
     return weight_shape[1] * groups if transposed else weight_shape[0]
 
 
-def given(weight_shape: Shape, g: Geometry) -> str:
-    return f"{'transposed=1' if g.transposed else f'groups={g.groups}'}, weight of size {list(weight_shape)}"
+def given(weight_shape: Shape, g: Geometry) -> tuple[str, int, Shape]:
+    """Return what messages begin with: "Given {}={}, weight of size {}"."""
+    return "transposed" if g.transposed else "groups", 1 if g.transposed else g.groups, tuple(weight_shape)
 
 
 def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
     """Check that weight is a weight and input has as many dimensions."""
     n = len(weight_shape)
-    require(n >= 3, lambda: "weight should have at least three dimensions")
+    require(n >= 3, "weight should have at least three dimensions")
     require(
         len(input_shape) == n,
-        lambda: (
-            f"Expected {n}-dimensional input for {n}-dimensional weight {list(weight_shape)}, "
-            f"but got {len(input_shape)}-dimensional input of size {list(input_shape)} instead"
-        ),
-    )
+        "Expected {}-dimensional input for {}-dimensional weight {}, but got {}-dimensional input of size {} instead",
+        n, n, tuple(weight_shape), len(input_shape), tuple(input_shape),
+    )  # fmt: skip
 
 
 def _check_groups(weight_shape: Shape, g: Geometry) -> None:
-    def otherwise(what: str, dim: int) -> Callable[[], str]:
-        return lambda: (  # made only on an error: the compiler cannot print symbolic integers
-            f"Given {'transposed=1' if dim else f'groups={g.groups}'}, expected weight to be {what} "
-            f"{'1' if dim else g.groups} at dimension {dim}, but got weight of size {list(weight_shape)} instead"
-        )
-
-    require(weight_shape[0] >= g.groups, otherwise("at least", 0))
-    require(weight_shape[0] % g.groups == 0, otherwise("divisible by", 0))
+    message = "Given {}={}, expected weight to be {} {} at dimension {}, but got weight of size {} instead"
+    first, groups = weight_shape[0], g.groups
+    require(first >= groups, message, "groups", groups, "at least", groups, 0, tuple(weight_shape))
+    require(first % groups == 0, message, "groups", groups, "divisible by", groups, 0, tuple(weight_shape))
     if g.transposed:
-        require(weight_shape[1] > 0, otherwise("at least", 1))
+        require(weight_shape[1] > 0, message, "transposed", 1, "at least", 1, 1, tuple(weight_shape))
 
 
 def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry, as_onednn: bool) -> tuple[int, ...]:
     sizes, kernel = tuple(input_shape[2:]), tuple(weight_shape[2:])
     dims = tuple(zip(sizes, kernel, g.stride, g.padding, g.dilation, g.output_padding, strict=True))
     least = 0 if any(isinstance(n, int) and n == 0 for n in input_shape[:2]) else 1
-    positive = "kernel size should be greater than zero"
-    _each(kernel, least, lambda: f"{positive}, but got weight of size {list(weight_shape)}")
+    said = "kernel size should be greater than zero, but got weight of size {}"
+    _each(kernel, least, said, tuple(weight_shape))
     if g.transposed:
         for _, _, s, _, dil, op in dims:
             require(
                 least == 0 or op < s or op < dil,
-                lambda: (
-                    "output padding must be smaller than either stride or dilation, but got output_padding="
-                    f"{list(g.output_padding)}, stride={list(g.stride)}, dilation={list(g.dilation)}"
-                ),
-            )
+                "output padding must be smaller than either stride or dilation, but got output_padding={}, stride={}, "
+                "dilation={}",
+                g.output_padding, g.stride, g.dilation,
+            )  # fmt: skip
         out = tuple((n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims)
     else:
-        padded = tuple(n + low + high for n, (low, high) in zip(sizes, g.padding, strict=True))
-        spans = tuple(effective_kernel(k, dil) for k, dil in zip(kernel, g.dilation, strict=True))
+        padded = [n + low + high for n, (low, high) in zip(sizes, g.padding, strict=True)]
+        spans = [effective_kernel(k, dil) for k, dil in zip(kernel, g.dilation, strict=True)]
         for have, span in zip(padded, spans, strict=True):
             require(
                 have >= span,
-                lambda: (
-                    f"Calculated padded input size per channel: ({_by(padded)}). Kernel size: ({_by(spans)}). "
-                    "Kernel size can't be greater than actual input size"
-                ),
-            )
+                "Calculated padded input size per channel: ({}). Kernel size: ({}). Kernel size can't be greater than "
+                "actual input size",
+                padded, spans,
+            )  # fmt: skip
         out = tuple(output_length(n, k, s, low, high, dil) for n, k, s, (low, high), dil, _ in dims)
-    only = "Only zero batch or zero channel inputs are supported"
-    _each(sizes, least, lambda: f"{only}, but got input shape: {list(input_shape)}")
-    _each(
-        out, 0 if as_onednn and g.transposed else least,
-        lambda: f"{f'Given input size per channel: ({_by(sizes)}). ' if g.transposed else ''}"
-        f"Calculated output size per channel: ({_by(out)}). Output size is too small",
-    )  # fmt: skip
+    said = "Only zero batch or zero channel inputs are supported, but got input shape: {}"
+    _each(sizes, least, said, tuple(input_shape))
+    said = "Calculated output size per channel: ({}). Output size is too small"
+    if g.transposed:
+        said = f"Given input size per channel: ({{}}). {said}"
+    _each(out, 0 if as_onednn and g.transposed else least, said, *([list(sizes)] * g.transposed), list(out))
     return out
-
-
-def _by(values: Sequence[int]) -> str:
-    return " x ".join(str(v) for v in values)
 
 
 # ---- problems ------------------------------------------------------------------------------------
@@ -279,9 +262,7 @@ def problem_of(
 def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
     """The layout in which PyTorch would return the results of this convolution; in 1-d that is contiguous.
 
-    PyTorch's own function is called, which takes one padding for both sides: one that leaves room for an output.
-
-    Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format
+    Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format. It takes one padding for both sides.
     """
     ndim = len(g.stride)
     if ndim == 1:

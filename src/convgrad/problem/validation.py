@@ -27,52 +27,38 @@ def check_backward(
     *,
     as_onednn: bool = False,
 ) -> None:
-    """Check the operands of the gradients: every size of grad_output, and bias_sizes.
-
-    Args:
-        as_onednn: as for `convolution_shape`.
-    """
-    require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
+    """Check the operands of the gradients: every size of grad_output, and bias_sizes (as `convolution_shape`)."""
+    require(len(output_mask) == 3, "expected output_mask to have 3 entries, but got {}", tuple(output_mask))
     check_output_padding(g.transposed, g.output_padding)
     expected = convolution_shape(input_shape, weight_shape, None, g, as_onednn=as_onednn)
     require(
         len(grad_shape) == len(input_shape),
-        lambda: (
-            "Expected input and grad_output to have the same number of dimensions, "
-            f"but got: {len(input_shape)} and {len(grad_shape)}"
-        ),
-    )
+        "Expected input and grad_output to have the same number of dimensions, but got: {} and {}",
+        len(input_shape), len(grad_shape),
+    )  # fmt: skip
     for i, (got, want) in enumerate(zip(grad_shape, expected, strict=True)):
         if i == 1 and isinstance(want, int) and want == 0 and got == weight_shape[0]:
             continue  # the output of an input without channels: both spellings of its gradient are accepted
         require(
             got == want,
-            lambda: (
-                f"Given {given(weight_shape, g)}, expected grad_output to have the shape of the output "
-                f"{list(expected)}, but got grad_output of size {list(grad_shape)}"
-            ),
-        )
+            "Given {}={}, weight of size {}, expected grad_output to have the shape of the output {}, but got "
+            "grad_output of size {}",
+            *given(weight_shape, g), expected, tuple(grad_shape),
+        )  # fmt: skip
     if bias_sizes is not None and len(bias_sizes) > 0:
         channels = channels_of_output(weight_shape, g.transposed, g.groups)
         require(
             len(bias_sizes) == 1 and bias_sizes[0] == channels,
-            lambda: (
-                f"Given {given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
-                f"but got bias_sizes={list(bias_sizes)}"
-            ),
-        )
+            "Given {}={}, weight of size {}, expected bias_sizes to be [{}], but got bias_sizes={}",
+            *given(weight_shape, g), channels, tuple(bias_sizes),
+        )  # fmt: skip
 
 
 def check_output_padding(transposed: bool, output_padding: Sequence[int]) -> None:
     """Check that a plain convolution has none: PyTorch computes its output without, and refuses its gradients."""
     for n in output_padding:
-        require(
-            transposed or n == 0,
-            lambda: (
-                "output_padding is not supported for non-transposed convolutions; "
-                f"got: {' '.join(map(str, output_padding))}"
-            ),
-        )
+        said = "output_padding is not supported for non-transposed convolutions; got: {}"
+        require(transposed or n == 0, said, " ".join(map(str, output_padding)))
 
 
 # ---- dtypes, devices, layouts --------------------------------------------------------------------
@@ -109,10 +95,7 @@ _CUSTOM_BACKWARD = (
 
 
 def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequence[Tensor | None]) -> None:
-    """Check that a large result fits into the memory that is free, and so does a dense copy of an expanded operand.
-
-    Without, the system would end the process in the middle of the work.
-    """
+    """Check that results and dense copies of operands fit into free memory: else the system ends the process."""
     if problem.least_bytes < _LARGE:
         return
     size = problem.dtype.itemsize

@@ -14,7 +14,7 @@ from tests.standin_cuda import STREAM, Driver, operand
 from torch import Tensor
 from triton import knobs
 
-from convgrad.backends.triton import TritonBackend, TritonBandedBackend, check, entry, start
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, check, entry, launch
 from convgrad.backends.triton.launch import Steps
 from convgrad.problem import OPERANDS, ConvProblem, Outputs
 
@@ -164,7 +164,7 @@ def test_other_tensors_of_the_same_alignment(driver: Driver, call: Call) -> None
 
 def test_sums_in_one_part_leave_nothing_to_be_added(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the channels alone fill the GPU, which shows once the kernel is compiled: later calls are one launch."""
-    monkeypatch.setattr(start, "at_once", lambda *_: 4)
+    monkeypatch.setattr(launch, "at_once", lambda *_: 4)
     for text in ("g4mb800ic4ih8oc4kh3ph1 bfloat16", "g4mb800ic4ih8oc4kh3ph1"):
         call = Call(driver, text, ALL)
         assert [one.kernel for one in call.by_triton] == ["correlate", "correlate"]

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from convgrad.backends import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, check, launch, start
+from convgrad.backends.triton import TritonBackend, check, launch
 from convgrad.engine import cache
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, ConvProblem, Output
@@ -72,17 +72,17 @@ def on_a_gpu(address: int) -> Any:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[start.Launch, Kernel]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[launch.Launch, Kernel]:
     found = Kernel("src", "width", "parts")
-    monkeypatch.setattr(start, "at_once", lambda device, registers, threads: registers + threads)
-    return start.Launch(found, {"width": 5}, {"num_warps": 4}, lambda programs: (programs, 2)), found
+    monkeypatch.setattr(launch, "at_once", lambda device, registers, threads: registers + threads)
+    return launch.Launch(found, {"width": 5}, {"num_warps": 4}, lambda programs: (programs, 2)), found
 
 
 PLAIN = {"width": 5, "parts": 1, "num_stages": 1, "num_warps": 4, "enable_fp_fusion": True}
 GRID = (100 + 4 * 32, 1, 1)
 
 
-def test_a_kernel_that_spills_gets_all_registers(launched: tuple[start.Launch, Kernel]) -> None:
+def test_a_kernel_that_spills_gets_all_registers(launched: tuple[launch.Launch, Kernel]) -> None:
     """At once, and for good: also one that spills with them."""
     launch_, kernel = launched
     kernel.spills = [2, 2, 2]
@@ -93,7 +93,7 @@ def test_a_kernel_that_spills_gets_all_registers(launched: tuple[start.Launch, K
     assert len(kernel.started) == 2
 
 
-def test_a_kernel_is_compiled_once_for_each_alignment(launched: tuple[start.Launch, Kernel]) -> None:
+def test_a_kernel_is_compiled_once_for_each_alignment(launched: tuple[launch.Launch, Kernel]) -> None:
     launch_, kernel = launched
     first, second, third = on_a_gpu(32), on_a_gpu(48), on_a_gpu(40)
     assert launch_.start(src=first, out=first) == (2, "torch.float32")
@@ -109,10 +109,10 @@ def test_programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(multi_processor_count=10, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     cuda = torch.device("cuda", 77)
-    assert [start.at_once(cuda, n, 128) for n in (16, 48, 50, 148, 255)] == [160, 100, 90, 30, 20]
-    assert start.at_once(cuda, 255, 512) == 10
-    assert start.at_once(cuda, 32, 32) == 320
-    assert start.at_once(torch.device("xpu", 0), 48, 128) == start.PROGRAMS
+    assert [launch.at_once(cuda, n, 128) for n in (16, 48, 50, 148, 255)] == [160, 100, 90, 30, 20]
+    assert launch.at_once(cuda, 255, 512) == 10
+    assert launch.at_once(cuda, 32, 32) == 320
+    assert launch.at_once(torch.device("xpu", 0), 48, 128) == launch.PROGRAMS
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_nothing_is_launched_for_the_first_time_during_a_capture(
     checked: list[int] = []
     captures = [True]
     monkeypatch.setattr(check, "fault", lambda *_: checked.append(len(kernel.started)))
-    monkeypatch.setattr(start, "capturing", lambda: captures[0])
+    monkeypatch.setattr(launch, "capturing", lambda: captures[0])
     backend = TritonBackend()
     problem = PROBLEM.replace(batch=5)
     x, weight = torch.randn(problem.input_shape), torch.randn(problem.weight_shape)

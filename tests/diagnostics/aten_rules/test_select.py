@@ -16,6 +16,7 @@ from convgrad.diagnostics.aten_rules import (
     determine_backend_memory_format,
     select_conv_backend,
 )
+from convgrad.diagnostics.aten_rules.call import suggested
 from convgrad.diagnostics.aten_rules.rules import FACTS, LAYOUT_RULES, SELECT, Table, parsed, rules
 from convgrad.errors import ShapeError
 from convgrad.problem import ConvProblem
@@ -189,8 +190,8 @@ def test_layout_rules_of_libraries_that_are_not_here() -> None:
 
 def test_mps_reads_exact_strides_since_2_12() -> None:
     x = TensorSpec((2, 4, 5, 5), (200, 1, 40, 8))  # 4 of the 8 channels of a channels_last tensor
-    assert x.suggest_memory_format() == torch.channels_last
-    assert x.suggest_memory_format(exact_strides=True) == torch.contiguous_format
+    assert suggested(x.meta) == torch.channels_last
+    assert suggested(x.meta, exact_strides=True) == torch.contiguous_format
     w = spec(4, 4, 3, 3)
     assert layout("Mps", "mps torch 2.11", x, w) == torch.channels_last
     assert layout("Mps", "mps torch 2.12", x, w) == torch.contiguous_format

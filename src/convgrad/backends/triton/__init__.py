@@ -1,9 +1,8 @@
 """Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
 
 `geometry` turns a problem into a sliding sum, `tiles` chooses the shape of a program, `correlate` (with `patches`) is
-the kernel of every pass, `launch` and `start` bring tensors to it, `check` holds its first result to the exact one.
-`banded` is another kernel, for large kernels on tensor cores: `bands` chooses its tiles. triton is imported at the
-first use.
+the kernel of every pass, `launch` brings tensors to it, `check` holds its first result to the exact one. `banded` is
+another kernel, for large kernels on tensor cores: `bands` chooses its tiles. triton is imported at the first use.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from ..base import Arithmetic, Backend, capability
 from . import bands
 from .check import instead
 from .geometry import geometry
-from .start import NotReadyError
 from .tiles import choose, partial_values, use_of
 
 if TYPE_CHECKING:
@@ -58,11 +56,8 @@ def _tf32(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and device.type == "cuda" and torch.version.hip is None
 
 
-#: What is said of a problem in a capture.
-_NOT_READY = (
-    "a CUDA graph is captured before {} was computed once; the graph gets PyTorch's kernel instead of Triton's, which "
-    "cannot be compiled and checked in a capture: call the model once before"
-)
+class NotReadyError(Exception):
+    """A CUDA graph is being captured, in which no kernel can be compiled, loaded and checked."""
 
 
 class _WrongResultError(Exception):
@@ -134,14 +129,13 @@ class TritonBackend(Backend):
         return problem.layout
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
-        # Bound at the first call, which is when triton is imported.
-        return self._or_pytorch(problem, partial(self._bound, problem, outputs), partial(instead, problem, outputs))
+        return self._or_pytorch(problem, outputs, 0, partial(instead, problem, outputs))
 
     def _or_pytorch(
-        self, problem: ConvProblem, bound: Callable[..., Callable[..., Any]], by_pytorch: Callable[..., Any]
+        self, problem: ConvProblem, outputs: Outputs, activation: int, by_pytorch: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return the function that is bound on the operands' device, or ``by_pytorch`` where that cannot compute."""
-        made = cache(bound)
+        """Return the function that is bound at the first call, or ``by_pytorch`` where that cannot compute."""
+        made = cache(partial(self._bound, problem, outputs, activation=activation))
 
         def run(*operands: Any) -> Any:
             device = operands[0].device
@@ -149,7 +143,12 @@ class TritonBackend(Backend):
                 try:
                     return made(device)(*operands)
                 except NotReadyError:
-                    warn_user(_NOT_READY.format(problem), RuntimeWarning)
+                    text = (
+                        f"a CUDA graph is captured before {problem} was computed once; the graph gets PyTorch's kernel "
+                        "instead of Triton's, which cannot be compiled and checked in a capture: call the model once "
+                        "before"
+                    )
+                    warn_user(text, RuntimeWarning)
                 except _WrongResultError as wrong:
                     self._ban(device, str(wrong))
             return by_pytorch(*operands)
@@ -161,18 +160,12 @@ class TritonBackend(Backend):
 
         It gives SiLU of ``forward``; with a grad_output the gradient of ``forward``'s result, which it computes again.
         """
-        verify = self._verifier(problem, silu=True)
-
-        def bound(activation: int, _: torch.device) -> Bound:
-            from .launch import bound
-
-            return bound(problem, ("forward",), verify, activation)
 
         def by_pytorch(input: Tensor, weight: Tensor, bias: Tensor, _: None, grad_output: Tensor | None) -> Tensor:
             result = instead(problem, ("forward",), input, weight, bias)
             return F.silu(result) if grad_output is None else torch.ops.aten.silu_backward(grad_output, result)
 
-        result, slope = (self._or_pytorch(problem, partial(bound, activation), by_pytorch) for activation in (1, 2))
+        result, slope = (self._or_pytorch(problem, ("forward",), activation, by_pytorch) for activation in (1, 2))
 
         def run(input: Tensor, weight: Tensor, bias: Tensor | None, grad_output: Tensor | None = None) -> Tensor:
             return (result if grad_output is None else slope)(input, weight, bias, None, grad_output)
@@ -188,10 +181,10 @@ class TritonBackend(Backend):
             self.changed()
             warn_user(f"the backend {self.name!r} is not used on {device} any more: {why}", RuntimeWarning)
 
-    def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Bound:
+    def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device, activation: int = 0) -> Bound:
         """Return the one object that computes these outputs on a device, so that `entry` finds what a call selected."""
         with self._lock:
-            return self._bound_ones(problem, outputs, device)
+            return self._bound_ones(problem, outputs, device, activation)
 
     def entry(
         self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor], buffers: int = 0
@@ -211,34 +204,29 @@ class TritonBackend(Backend):
 
         return entry(self._bound(problem, outputs, device), operands, buffers)
 
-    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Bound:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device, activation: int) -> Bound:
         from .launch import bound
 
-        return bound(problem, outputs, self._verifier(problem))
+        return bound(problem, outputs, partial(self._verify, problem, activation > 0), activation)
 
-    def _verifier(self, problem: ConvProblem, silu: bool = False) -> Callable[..., None]:
-        """Return what is called with results of compiled kernels, and checks the first one of each.
-
-        A kernel is checked again for a problem of another order of magnitude, whose offsets are larger.
+    def _verify(
+        self, problem: ConvProblem, silu: bool, kernel: str, outputs: Outputs, tensors: Mapping[str, Tensor]
+    ) -> None:
+        """Check results of a compiled kernel: the first ones, and those of another order of magnitude of offsets.
 
         Raises:
-            _WrongResultError: by what is returned.
+            _WrongResultError: they are wrong.
         """
-        size = max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
+        device = tensors[outputs[0]].device
+        key = device, kernel, max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
+        if key in self._checked:
+            return
+        from .check import fault
 
-        def verify(kernel: str, outputs: Outputs, tensors: Mapping[str, Tensor]) -> None:
-            device = tensors[outputs[0]].device
-            if (device, kernel, size) in self._checked:
-                return
-            from .check import fault
-
-            arithmetic = self.arithmetic(problem, passes_of(outputs)[0], device)
-            wrong = fault(problem, outputs, tensors, arithmetic, silu)
-            if wrong:
-                raise _WrongResultError(wrong)
-            self._checked.add((device, kernel, size))
-
-        return verify
+        arithmetic = self.arithmetic(problem, passes_of(outputs)[0], device)
+        if wrong := fault(problem, outputs, tensors, arithmetic, silu):
+            raise _WrongResultError(wrong)
+        self._checked.add(key)
 
 
 class TritonBandedBackend(TritonBackend):
@@ -278,9 +266,8 @@ class TritonBandedBackend(TritonBackend):
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return "banded"
 
-    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Bound:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device, activation: int) -> Bound:
         from .launch import bound_bands
 
-        return bound_bands(
-            problem, outputs, "tf32" if _tf32(problem.dtype, device) else "ieee", self._verifier(problem)
-        )
+        precision = "tf32" if _tf32(problem.dtype, device) else "ieee"
+        return bound_bands(problem, outputs, precision, partial(self._verify, problem, False))

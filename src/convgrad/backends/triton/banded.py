@@ -32,7 +32,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .patches import mask_of, within
+from .patches import mask_of, one_by_one, within
 
 #: Sizes that must not select another compiled kernel. What loads may know of alignment is in ALIGN.
 SIZES = ("batch", "channels", "depth", "height", "columns", "src_depth", "src_height", "src_columns", "parts")
@@ -44,43 +44,6 @@ def meeting(first, last, size, COUNT: tl.constexpr, STEP: tl.constexpr):
     low = (tl.maximum(-last, 0) + STEP - 1) // STEP
     high = (tl.maximum(size - 1 - first, -STEP) + STEP) // STEP
     return low, tl.minimum(high, COUNT)
-
-
-@triton.jit
-def weight_at(kd, kh, kw, KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, FLIPPED: tl.constexpr):
-    """Return the index of a kernel position among a channel's weights."""
-    if FLIPPED:
-        return ((KD - 1 - kd) * KH + KH - 1 - kh) * KW + KW - 1 - kw
-    else:
-        return (kd * KH + kh) * KW + kw
-
-
-@triton.jit
-def one_by_one(
-    src, weight, row, row_ok, w0, w, kd, low, high, rows, columns, KD: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, FLIPPED: tl.constexpr,
-):  # fmt: skip
-    """The products of a tile and of one kernel plane without a band: what is not finite stays with its readers.
-
-    A rare way, which must not take more registers than the other: it has no pipeline, and how many kernel columns it
-    visits is known when it runs. LLVM for AMD would unroll a fixed number of them, and keep the addresses of all.
-    """
-    KH: tl.constexpr = HEIGHT[0]
-    KW: tl.constexpr = WIDTH[0]
-    STRIDE: tl.constexpr = WIDTH[1]
-    LOW: tl.constexpr = WIDTH[3]
-    acc = tl.zeros((row.shape[0], w.shape[1]), tl.float32)
-    last = (w0 + w.shape[1] - 1) * STRIDE - LOW
-    left, right = meeting(w0 * STRIDE - LOW, last, columns, KW, WIDTH[2])
-    for kh in tl.range(low, high, num_stages=1):
-        at = row + kh * HEIGHT[2]
-        for kw in tl.range(left, right, num_stages=1):
-            v = w * STRIDE + kw * WIDTH[2] - LOW
-            there = mask_of(row_ok & within(at, rows) & within(v, columns))
-            x = tl.load(src + at * columns + v, mask=there, other=0.0).to(tl.float32)
-            k = tl.load(weight + weight_at(kd, kh, kw, KD, KH, KW, FLIPPED)).to(tl.float32)
-            acc += tl.where(there, x * k, 0.0)
-    return acc
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -151,23 +114,17 @@ def correlate(
                         & (exists & (v < src_width))[None, :]
                     )
                     x = tl.load(plane + (t * (src_width * HEIGHT[2]) + v)[None, :], mask=mask_of(ok), other=0.0)
-                    at = weight_at(kd, t[:, None], k, KD, KH, KW, FLIPPED)
+                    at = (kd * KH + t[:, None]) * KW + k
+                    at = KD * KH * KW - 1 - at if FLIPPED else at
                     b = tl.load(taps + at, mask=mask_of(in_band & exists[:, None]), other=0.0)
                     acc = tl.dot(x.to(OPERAND), b.to(OPERAND), acc, input_precision=PRECISION)
 
     if tl.max(tl.where(tl.abs(acc) < float("inf"), 0, 1)) > 0:
-        acc = tl.zeros((BN * R, BW), tl.float32)
-        for m in range(SOURCES):
-            cs = c * SOURCES + m if FLIPPED else c // MULTIPLIER
-            taps = weight + (cs if FLIPPED else c) * (KD * KH * KW)
-            first = (n * (channels * SOURCES if FLIPPED else channels // MULTIPLIER) + cs) * src_depth
-            for kd in range(KD):
-                ds = d * DEPTH[1] + kd * DEPTH[2] - DEPTH[3]
-                acc += one_by_one(
-                    src + (first + ds) * src_height * src_width, taps, row,
-                    row_ok & (ds >= 0) & (ds < src_depth) & (w < width), w0, w, kd, low, high, src_height, src_width,
-                    KD, HEIGHT, WIDTH, FLIPPED,
-                )  # fmt: skip
+        acc = one_by_one(
+            tl.zeros((BN * R, BW), tl.float32), src, weight, n, c, d, q, w, row_ok & (w < width), 1,
+            channels * SOURCES if FLIPPED else channels // MULTIPLIER, src_depth, src_height, src_width, src_width,
+            DEPTH, HEIGHT, WIDTH, FLIPPED, False, MULTIPLIER, False, 1,
+        )  # fmt: skip
     if HAS_BIAS:
         acc += tl.load(bias + c).to(tl.float32)
     target = out + (((n * channels + c) * depth + d) * height + q) * width

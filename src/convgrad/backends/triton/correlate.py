@@ -47,7 +47,9 @@ from .patches import (
     load_weights,
     mask_of,
     meets,
+    one_by_one,
     spoiling,
+    spread,
     store_row,
     sum_products,
     within,
@@ -95,39 +97,19 @@ def store_one_by_one(
     ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, CHANNELS_LAST: tl.constexpr, ACTIVATION: tl.constexpr,
     R: tl.constexpr, W: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """Compute and store a patch with each product masked, so that no padding is multiplied: slow, and rare.
-
-    Nothing is unrolled, so it takes few registers beside those of the other way.
-    """
-    KH: tl.constexpr = HEIGHT[0]
-    KW: tl.constexpr = WIDTH[0]
-    ELEMENTS: tl.constexpr = DEPTH[0] * KH * KW
-    SOURCES: tl.constexpr = MULTIPLIER if ADJOINT else 1
+    """Compute and store a patch with each product masked, so that no padding is multiplied: slow, and rare."""
     for i in tl.range(R * W, num_stages=1):
         j, v = i // W, i % W
-        total = added
-        for k in tl.range(SOURCES * ELEMENTS, num_stages=1):
-            cs = c * SOURCES + k // ELEMENTS if ADJOINT else c // MULTIPLIER
-            at = k % ELEMENTS
-            weights = load_channel(weight + at, cs if ADJOINT else c, ok, ELEMENTS, CHANNELS_LAST, V)
-            ds, in_depth = meets(d, at // (KH * KW), src_depth, DEPTH[1], DEPTH[2], DEPTH[3], ADJOINT)
-            hs, in_height = meets(h + j, at // KW % KH, src_height, HEIGHT[1], HEIGHT[2], HEIGHT[3], ADJOINT)
-            ws, in_width = meets(w + v, at % KW, src_width, WIDTH[1], WIDTH[2], WIDTH[3], ADJOINT)
-            there = mask_of(ok & in_depth & in_height & in_width)
-            plane = first_plane(n, cs, src_channels, src_depth, CHANNELS_LAST) + ds
-            ptrs = src + (plane * src_height + hs) * src_row_step + ws * step
-            if CHANNELS_LAST:
-                there = there[:, None]
-                ptrs = ptrs[:, None] + tl.arange(0, V)[None, :]
-            total += tl.where(there, tl.load(ptrs, mask=there, other=0.0).to(tl.float32) * weights, 0.0)
+        total = one_by_one(
+            added, src, weight, n, c, d, h + j, w + v, ok, step, src_channels, src_depth, src_height, src_width,
+            src_row_step, DEPTH, HEIGHT, WIDTH, ADJOINT, ADJOINT, MULTIPLIER, CHANNELS_LAST, V,
+        )  # fmt: skip
         moved, there = j * row_step + v * step, mask_of(ok & (h + j < height) & (w + v < width))
-        ptrs, given = out + moved, centre + moved
-        if CHANNELS_LAST:
-            there = there[:, None]
-            ptrs, given = ptrs[:, None] + tl.arange(0, V)[None, :], given[:, None] + tl.arange(0, V)[None, :]
+        ptrs, there = spread(out + moved, there, CHANNELS_LAST, V)
         if ACTIVATION == 1:
             total = activated(total, 0.0, 1)
         if ACTIVATION == 2:
+            given, _there = spread(centre + moved, there, CHANNELS_LAST, V)
             total = activated(total, tl.load(given, mask=there, other=0.0).to(tl.float32), 2)
         tl.store(ptrs, total.to(out.dtype.element_ty), mask=there)
 
@@ -157,9 +139,9 @@ def sum_one_by_one(
                 there = mask_of(owned & (n < batch) & (h < height) & (w < width) & in_depth & in_height & in_width)
                 first, second = centre + (own + h) * row_step + w * step, src + (far + hs) * src_row_step + ws * step
                 if CHANNELS_LAST:
-                    there = there[:, None]
-                    first = (first + c)[:, None] + tl.arange(0, V)[None, :]
-                    second = second[:, None] + tl.arange(0, V)[None, :]  # src stands at these channels
+                    first += c  # where src stands
+                    first, _there = spread(first, there, CHANNELS_LAST, V)
+                    second, there = spread(second, there, CHANNELS_LAST, V)
                 x = tl.load(first, mask=there, other=0.0).to(tl.float32)
                 total += x * tl.load(second, mask=there, other=0.0).to(tl.float32)
         store_sum(partials + k, total, share, line, c, step, ELEMENTS, CHANNELS_LAST, V, LINE, B)

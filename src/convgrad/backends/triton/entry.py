@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 from triton import knobs
 
+from ..._compat import usual_strides
 from ...problem import Output
 from .. import _native_library
-from ..strides import usual_strides
 from . import LAUNCH_BYTES
-from .launch import Bound
-from .start import Selected
+from .launch import Bound, Selected
 
 #: The order of ``convgrad_tensors``; scratch buffers follow.
 SLOTS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
@@ -39,6 +38,8 @@ assert SIZE == LAUNCH_BYTES
 _FUNCTIONS = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
 #: Triton launches a kernel with more shared memory with an attribute that says so.
 _MOST_SHARED = 228 * 1024
+#: Attributes of a launch, and memory that Triton allocates.
+_UNUSUAL = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
 _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
 
 
@@ -67,13 +68,21 @@ def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entr
         operands: the tensors of the call by the names of `SLOTS`: those of its outputs that are operands, and no other.
         buffers: the number of scratch buffers of the steps before this one.
     """
+    p, layout = made.problem, made.layout
+    if layout != p.memory_format and made.outputs != ("grad_weight",):
+        return None  # a result is copied
+    for name, t in operands.items():
+        dense = t.is_contiguous(memory_format=torch.contiguous_format if name in ("weight", "bias") else layout)
+        if not dense or t.is_neg():
+            return None  # an operand is copied
     device = next(iter(operands.values())).device
     context = _context(device)
-    if context is None or not all(_as_it_is(made, name, t) for name, t in operands.items()):
+    if context is None:
         return None
-    results = _results(made)
-    if results is None:
-        return None
+    results: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    for output in made.outputs:
+        shape = p.result_shape(output)
+        results[output] = shape, usual_strides(shape, p.channels_last and output in ("forward", "grad_input"))
     aligned = {name: t.data_ptr() % 16 == 0 for name, t in operands.items()}
 
     def is_aligned(place: str, begin: int) -> bool:  # PyTorch's allocator aligns what it returns
@@ -96,22 +105,6 @@ def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entr
     return Entry(launches, (steps.scratch,) if steps.scratch else (), results, aligned)
 
 
-def _as_it_is(made: Bound, name: str, t: Tensor) -> bool:
-    """Whether the kernels read an operand without a copy."""
-    layout = torch.contiguous_format if name in ("weight", "bias") else made.layout
-    return t.is_contiguous(memory_format=layout) and not t.is_neg()
-
-
-def _results(made: Bound) -> dict[Output, tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Return the shapes and strides in which the kernels write; None if a result is copied into another layout."""
-    p = made.problem
-    if made.layout != p.memory_format and made.outputs != ("grad_weight",):
-        return None
-    shapes: dict[Output, tuple[int, ...]] = {output: p.result_shape(output) for output in made.outputs}
-    last = {output: p.channels_last and output in ("forward", "grad_input") for output in shapes}
-    return {output: (shape, usual_strides(shape, last[output])) for output, shape in shapes.items()}
-
-
 def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: int) -> bytes | None:
     """Return a launch as a ``CudaLaunch``; None if Triton's launcher does more than to pass the arguments.
 
@@ -119,7 +112,14 @@ def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: in
         pointers: of the launch's tensors: the slot, an offset in bytes, and the alignment.
     """
     kernel = selected.compiled
-    if _hooked() or not _plain(kernel.metadata):
+    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)  # of profilers: one, or a chain of some
+    plain = (
+        kernel.metadata.target.backend == "cuda"
+        and kernel.metadata.num_ctas == 1
+        and kernel.metadata.shared <= _MOST_SHARED
+        and not any(getattr(kernel.metadata, name, 0) for name in _UNUSUAL)
+    )
+    if not plain or any(getattr(hook, "calls", hook) for hook in hooks):
         return None
     types = [t for t in kernel.src.signature.values() if t != "constexpr"]
     values: list[tuple[int, int, int]] = [pointers[i] for i in selected.taken]
@@ -146,23 +146,6 @@ def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: in
 
 #: Kernels of entries by their handles: they stay loaded, for entries are plain bytes.
 _pinned: dict[int, Any] = {}
-
-
-def _plain(metadata: Any) -> bool:
-    """Whether a kernel is launched without attributes and without memory of Triton's."""
-    unusual = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
-    return (
-        metadata.target.backend == "cuda"
-        and metadata.num_ctas == 1
-        and metadata.shared <= _MOST_SHARED
-        and not any(getattr(metadata, name, 0) for name in unusual)
-    )
-
-
-def _hooked() -> bool:
-    """Whether a profiler wants to see Triton's launches: a function, or a chain of some."""
-    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
-    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 def _expected(ptx: str, name: str, threads: int) -> list[int] | None:

@@ -11,7 +11,6 @@ Every pass of a depthwise convolution is a sliding sum over a **source** that yi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,7 +31,13 @@ class Axis(NamedTuple):
     @property
     def constants(self) -> tuple[int, int, int, int]:
         """The constants of a compiled kernel."""
-        return (self.kernel, self.stride, self.dilation, self.low)
+        return self[2:6]
+
+    @property
+    def flipped(self) -> tuple[int, int, int, int]:
+        """The constants of the same sum as a forward; of an adjoint one, without a stride, with the flipped kernel."""
+        kernel, stride, dilation, low = self.constants
+        return (kernel, 1, dilation, (kernel - 1) * dilation - low) if self.adjoint else (kernel, stride, dilation, low)
 
     @property
     def whole_tap(self) -> int:
@@ -40,13 +45,8 @@ class Axis(NamedTuple):
 
         Only for the adjoint direction without a stride: there the result h reads the source ``h + low - k * dilation``.
         """
-        if not self.adjoint or self.stride != 1:
-            return -1
-        for k in range(self.kernel):
-            first = k * self.dilation - self.low
-            if first >= 0 and first + self.source <= self.result:
-                return k
-        return -1
+        firsts = [k * self.dilation - self.low for k in range(self.kernel if self.adjoint and self.stride == 1 else 0)]
+        return next((k for k, first in enumerate(firsts) if 0 <= first <= self.result - self.source), -1)
 
     def begins(self, results: int) -> bool:
         """Whether patches of so many results begin where the source has a position."""
@@ -62,26 +62,17 @@ def read(axis: Axis, results: int) -> int:
     return len({q * axis.stride + k for q, k in pairs})
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """A sliding sum over depth, height and width; a dimension that is not there has length 1.
-
-    Args:
-        channels: of the result.
-        multiplier: output channels per input channel.
-        adjoint: the direction of ``grad_input``.
-        channels_last: neighbors in memory are channels and not columns.
-        wide: offsets need 64 bits.
-    """
+class Geometry(NamedTuple):
+    """A sliding sum over depth, height and width; a dimension that is not there has length 1."""
 
     batch: int
-    channels: int
-    multiplier: int
-    adjoint: bool
-    channels_last: bool
+    channels: int  # of the result
+    multiplier: int  # output channels per input channel
+    adjoint: bool  # the direction of ``grad_input``
+    channels_last: bool  # neighbors in memory are channels and not columns
     axes: tuple[Axis, Axis, Axis]
     itemsize: int
-    wide: bool
+    wide: bool  # offsets need 64 bits
 
     @property
     def kernel_elements(self) -> int:
@@ -96,19 +87,13 @@ class Geometry:
 
 def geometry(problem: ConvProblem, *, adjoint: bool) -> Geometry:
     """Describe one direction of a depthwise problem."""
-    axes: list[Axis] = []
+    axes = [Axis(1, 1, 1, 1, 1, 0, adjoint)] * (3 - problem.ndim)
     for size, out, kernel, stride, low, _, dilation in problem.dims:
         result, source = (size, out) if adjoint else (out, size)
         # A stride is never taken where there is one output: every such problem is one without a stride.
         axes.append(Axis(result, source, kernel, stride if out > 1 else 1, dilation if kernel > 1 else 1, low, adjoint))
-    depth, height, width = [Axis(1, 1, 1, 1, 1, 0, adjoint)] * (3 - len(axes)) + axes
     return Geometry(
-        batch=problem.batch,
-        channels=problem.in_channels if adjoint else problem.out_channels,
-        multiplier=problem.out_channels // problem.in_channels,
-        adjoint=adjoint,
-        channels_last=problem.channels_last,
-        axes=(depth, height, width),
-        itemsize=problem.dtype.itemsize,
-        wide=problem.needs_int64,
-    )
+        problem.batch, problem.in_channels if adjoint else problem.out_channels,
+        problem.out_channels // problem.in_channels, adjoint, problem.channels_last, (axes[0], axes[1], axes[2]),
+        problem.dtype.itemsize, problem.needs_int64,
+    )  # fmt: skip

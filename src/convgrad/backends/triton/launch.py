@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,30 +14,116 @@ import triton.language as tl
 from torch import Tensor
 
 from ...problem import OPERANDS, ConvProblem, Outputs, passes_of
-from . import banded, bands
+from ...settings import capturing
+from . import NotReadyError, banded, bands
 from .correlate import add_partials, correlate
-from .geometry import Axis, Geometry, geometry
-from .start import Launch, Selected
-from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts, use_of
+from .geometry import Geometry, geometry
+from .tiles import MOST_PROGRAMS, Use, choose, lines, parts, use_of
+
+#: ptxas spills a few bytes where that lets one more program run beside the others. Where it does, it is told to take
+#: all the registers that a thread can have.
+ALL_REGISTERS = {"maxnreg": 255}
+#: Programs that run at once where nothing is known of the device: three on each multiprocessor of an H100.
+PROGRAMS = 3 * 132
+#: Programs that one multiprocessor runs at once, of an A100, H100 or B200 (CUDA C++ Programming Guide, technical
+#: specifications per compute capability); PyTorch does not tell.
+_MOST_AT_ONCE = 32
+
+# ---- one kernel ------------------------------------------------------------------------------------
 
 
-def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], activation: int = 0) -> Bound:
-    """Return what computes these outputs of a problem.
+class Selected(NamedTuple):
+    """A compiled kernel as one launch starts it."""
+
+    start: Callable[..., object]
+    taken: list[int]  # which of the launch's tensors the kernel takes, by number
+    others: list[Any]  # the arguments after the tensors
+    parts: int
+    programs: int
+    compiled: Any
+
+
+class Launch:
+    """A kernel with all its arguments but the tensors, which come before them.
+
+    Triton finds out at each call which compiled kernel its arguments select, which takes longer than to start it. Of a
+    launch only the alignment of its tensors can select another one, so the one that was selected is kept.
 
     Args:
-        verify: called with a compiled kernel's hash, the outputs' names, and the operands and results by theirs.
-        activation: of ``forward``: 1 for its SiLU, 2 for the derivative of SiLU there times a gradient, the ``centre``.
+        arguments: the others by name.
+        options: ``num_warps`` and ``num_stages``.
+        grid: the number of programs and the argument ``parts``, where the GPU can run so many programs at once.
     """
-    g, use = geometry(problem, adjoint="grad_input" in outputs), use_of(outputs)
-    tap = g.whole_tap if "grad_bias" in outputs else (-1, -1, -1)
 
-    def launch(with_bias: bool, in_parts: bool) -> Launch:
-        return launch_of(g, use, with_bias, tap, in_parts or use == "result", activation)
+    def __init__(
+        self, kernel: Any, arguments: dict[str, Any], options: dict[str, int], grid: Callable[[int], tuple[int, int]]
+    ) -> None:
+        self._kernel, self._arguments, self._grid = kernel, arguments, grid
+        self._options: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True, **options}
+        #: By device, and by whether each tensor is aligned to 16 bytes.
+        self.selected: dict[tuple[Any, ...], Selected] = {}
 
-    tile = choose(g, use)
-    most = 1 if use == "result" or tile is None else parts(g, use, tile, MOST_PROGRAMS)
-    return Bound(problem, outputs, verify, launch, problem.memory_format, most, activation == 2)
+    def start(self, **tensors: Tensor) -> tuple[int, str]:
+        """Start the kernel; in how many parts, and which compiled one it is where its result is to be looked at.
 
+        Args:
+            tensors: by name, in the kernel's order; what it does not take is left out.
+
+        Raises:
+            NotReadyError: this is its first call, and within a capture.
+        """
+        given = tuple(tensors.values())
+        device = given[0].device
+        key = (device, *[t.data_ptr() % 16 == 0 for t in given])
+        with torch.accelerator.device_index(device.index):  # Triton launches on the current one
+            selected = self.selected.get(key)
+            if selected is None:
+                return self._select(key, device, tensors)
+            selected.start(*[given[i] for i in selected.taken], *selected.others)
+        return selected.parts, ""
+
+    def _select(self, key: tuple[Any, ...], device: torch.device, tensors: dict[str, Tensor]) -> tuple[int, str]:
+        """Compile the kernel, or find it in Triton's cache, start it, and keep it."""
+        if capturing():
+            raise NotReadyError
+        while True:
+            compiled = self._kernel.warmup(grid=(1,), **self.arguments(1, tensors), **self._options)
+            if compiled is None:  # by the interpreter
+                programs, parts = self._grid(PROGRAMS)
+                self._kernel[(programs,)](**self.arguments(parts, tensors), **self._options)
+                return parts, ""
+            compiled[1, 1, 1]  # loads it, and counts its registers
+            spills = compiled.n_spills and device.type == "cuda" and torch.version.hip is None
+            if not spills or "maxnreg" in self._options:
+                break
+            self._options = {**self._options, **ALL_REGISTERS}
+        programs, parts = self._grid(at_once(device, compiled.n_regs, 32 * self._options["num_warps"]))
+        arguments = self.arguments(parts, tensors)
+        taken = [i for i, name in enumerate(tensors) if name in arguments]
+        start, others = compiled[programs, 1, 1], list(arguments.values())[len(taken) :]
+        selected = self.selected[key] = Selected(start, taken, others, parts, programs, compiled)
+        given = [*tensors.values()]
+        selected.start(*[given[i] for i in taken], *others)
+        return parts, compiled.hash
+
+    def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the arguments of the kernel."""
+        given = {**tensors, **self._arguments, "parts": parts}
+        return {name: given[name] for name in self._kernel.arg_names}
+
+
+@cache
+def at_once(device: torch.device, registers: int, threads: int) -> int:
+    """Return the number of programs, of given threads and registers, that a GPU runs at once."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return PROGRAMS
+    gpu = torch.cuda.get_device_properties(device)
+    rounded = -(-registers // 8) * 8 * threads
+    each = min(gpu.regs_per_multiprocessor // rounded, gpu.max_threads_per_multi_processor // threads, _MOST_AT_ONCE)
+    return gpu.multi_processor_count * max(1, each)
+
+
+# ---- the launches of a call ------------------------------------------------------------------------
 
 #: Tensors with a batch and positions in space.
 _IN_SPACE = ("input", "grad_output", "forward", "grad_input")
@@ -51,15 +137,15 @@ class Steps(NamedTuple):
     """The launches of a call, in order."""
 
     launches: list[tuple[Selected, Places]]
-    #: Bytes of scratch memory, and where in them the part for ``grad_bias`` begins.
-    scratch: int = 0
-    bias_part: int = 0
+    scratch: int = 0  # bytes
+    bias_part: int = 0  # where in the scratch memory that of ``grad_bias`` begins
 
 
 class Bound:
     """Computes some outputs of one problem: one launch, and for sums in parts one that adds them.
 
     Args:
+        verify: called with a compiled kernel's hash, the outputs' names, and the operands and results by theirs.
         launch: makes the launch; its arguments are whether there is a bias, and whether sums are cut into parts.
         layout: of the kernel's source, centre and results.
         most: parts of a sum over batch and space, at most; one part is the result itself.
@@ -77,39 +163,33 @@ class Bound:
         centred: bool = False,
     ) -> None:
         self.problem, self.outputs, self.layout = problem, outputs, layout
-        self._verify, self._launch, self._most = verify, launch, most
-        self._source = "grad_output" if "grad_input" in outputs else "input"
-        if "grad_weight" in outputs:
-            self._centre = "input" if "grad_input" in outputs else "grad_output"
-        else:
-            self._centre = "grad_output" if centred else self._source
+        self._verify, self._most = verify, most
+        sums_alone = outputs == ("grad_weight",)
+        source = "grad_output" if "grad_input" in outputs else "input"
+        centre = "grad_output" if centred or sums_alone else "input" if len(outputs) > 1 else source
         slots = ("grad_output", "input", "weight")
         if len(outputs) == 1:
-            slots = (*OPERANDS[passes_of(outputs)[0]], "bias", self._centre)
+            slots = (*OPERANDS[passes_of(outputs)[0]], "bias", centre)
         layouts = {name: layout if name in _IN_SPACE else torch.contiguous_format for name in (*slots, *outputs)}
         self._slots = [(name, layouts[name]) for name in slots]
         self._results = [(output, problem.result_shape(output), layouts[output]) for output in outputs]
-        self._weights = prod(problem.weight_shape)
-        self._biases = problem.out_channels * ("grad_bias" in outputs)
-        sums = "grad_weight" if "grad_weight" in outputs else outputs[0]
-        biases, bias_parts = ("grad_bias", "bias scratch") if self._biases else (sums, "scratch")
-        self._whole: Places = {"partials": sums, "bias_partials": biases}
-        self._parts: Places = {"partials": "scratch", "bias_partials": bias_parts}
-        self._added: Places = {"partials": "scratch", "out": sums, "bias_partials": bias_parts, "bias": biases}
-        self._launches: dict[tuple[bool, bool], tuple[Launch, Places]] = {}
-        self._adds: dict[int, Launch] = {}
+        weights, biases = prod(problem.weight_shape), problem.out_channels * ("grad_bias" in outputs)
+        self._bias_part = 4 * most * weights
+        self._scratch = self._bias_part + 4 * most * biases
+        sums = "grad_weight" if "grad_weight" in outputs else self.outputs[0]
+        bias_sums, bias_scratch = ("grad_bias", "bias scratch") if biases else (sums, "scratch")
+        # Where a kernel reads or writes nothing, it gets another tensor.
+        taps, out = (source, source) if sums_alone else ("weight", self.outputs[0])
+        self._added: Places = {"partials": "scratch", "out": sums, "bias_partials": bias_scratch, "bias": bias_sums}
+        self._adding = cache(lambda count: adding(count, weights, biases))
 
-    def _main(self, with_bias: bool, in_parts: bool) -> tuple[Launch, Places]:
-        """Return the launch of the kernel, and its tensors: another one where the kernel reads or writes nothing."""
-        found = self._launches.get((with_bias, in_parts))
-        if found is None:
-            sums_alone = self.outputs == ("grad_weight",)
-            taps, out = (self._source, self._source) if sums_alone else ("weight", self.outputs[0])
-            bias = "bias" if with_bias else taps
-            places: Places = {"src": self._source, "centre": self._centre, "weight": taps, "bias": bias, "out": out}
-            places |= self._parts if in_parts else self._whole  # in the kernel's order
-            found = self._launches[with_bias, in_parts] = self._launch(with_bias, in_parts), places
-        return found
+        def main(with_bias: bool, in_parts: bool) -> tuple[Launch, Places]:
+            places = {"src": source, "centre": centre, "weight": taps, "bias": "bias" if with_bias else taps}
+            partials, bias_partials = ("scratch", bias_scratch) if in_parts else (sums, bias_sums)
+            places |= {"out": out, "partials": partials, "bias_partials": bias_partials}  # in the kernel's order
+            return launch(with_bias, in_parts), places
+
+        self._main = cache(main)
 
     def __call__(
         self,
@@ -119,31 +199,28 @@ class Bound:
         workspace: Tensor | None = None,
         centre: Tensor | None = None,
     ) -> Any:
-        p, most = self.problem, self._most
+        p, in_parts = self.problem, self._most > 1
         tensors: dict[str, Tensor] = {}
         for (name, layout), t in zip(self._slots, (first, second, third, centre), strict=False):
             if t is not None:
                 tensors[name] = t.contiguous(memory_format=layout)
         for output, shape, layout in self._results:
             tensors[output] = torch.empty(shape, dtype=p.dtype, device=first.device, memory_format=layout)
-        bias_part = 4 * most * self._weights
-        if most > 1:
+        if in_parts:
             if workspace is None:
-                workspace = first.new_empty(bias_part + 4 * most * self._biases, dtype=torch.uint8)
+                workspace = first.new_empty(self._scratch, dtype=torch.uint8)
             tensors["scratch"] = workspace.view(torch.float32)
-            tensors["bias scratch"] = tensors["scratch"][bias_part // 4 :]
-        launch, places = self._main("bias" in tensors, most > 1)
+            tensors["bias scratch"] = tensors["scratch"][self._bias_part // 4 :]
+        launch, places = self._main("bias" in tensors, in_parts)
         count, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
-        if most > 1 and count == 1:  # the channels alone fill this GPU: nothing is to be added
+        if in_parts and count == 1:  # the channels alone fill this GPU: nothing is to be added
             self._most = 1
             return self(first, second, third)
-        if most > 1:
-            if count not in self._adds:
-                self._adds[count] = adding(count, self._weights, self._biases)
-            self._adds[count].start(**{name: tensors[place] for name, place in self._added.items()})
+        if in_parts:
+            self._adding(count).start(**{name: tensors[place] for name, place in self._added.items()})
         found: Any = tuple([tensors[output] for output in self.outputs])
         if compiled:
-            self._verify(compiled + " in parts" * (most > 1), self.outputs, tensors)
+            self._verify(compiled + " in parts" * in_parts, self.outputs, tensors)
         return found if len(found) > 1 else found[0].contiguous(memory_format=p.memory_format)
 
     def selected(
@@ -155,20 +232,57 @@ class Bound:
             given: the names of the operands.
             aligned: whether the tensor of this name is aligned to 16 bytes so many bytes after its beginning.
         """
-        most = self._most
-        bias_part = 4 * most * self._weights
+        in_parts = self._most > 1
 
-        def of(launch: Launch | None, places: Places) -> Selected | None:
-            begins = [bias_part if place == "bias scratch" else 0 for place in places.values()]
-            return None if launch is None else launch.selected(device, map(aligned, places.values(), begins))
+        def of(launch: Launch, places: Places) -> Selected | None:
+            begins = [self._bias_part if place == "bias scratch" else 0 for place in places.values()]
+            return launch.selected.get((device, *map(aligned, places.values(), begins)))
 
-        launch, places = self._main("bias" in given, most > 1)
+        launch, places = self._main("bias" in given, in_parts)
         main = of(launch, places)
-        if main is None or most == 1:
+        if main is None or not in_parts:
             return None if main is None else Steps([(main, places)])
-        then = of(self._adds.get(main.parts), self._added)
-        scratch = bias_part + 4 * most * self._biases
-        return None if then is None else Steps([(main, places), (then, self._added)], scratch, bias_part)
+        then = of(self._adding(main.parts), self._added)
+        return None if then is None else Steps([(main, places), (then, self._added)], self._scratch, self._bias_part)
+
+
+def adding(count: int, weights: int, biases: int) -> Launch:
+    """Return a launch that adds so many parts."""
+    size = 64
+    blocks = -(-weights // size) + -(-biases // size)
+    arguments = {"weights": weights, "biases": biases, "BP": 32, "BN": size}
+    return Launch(add_partials, arguments, {"num_warps": 4}, lambda _: (blocks, count))
+
+
+def _sizes(g: Geometry, vector: int, stored: int, loaded: int, *constants: Any) -> dict[str, Any]:
+    """Return arguments of both kernels; channels, and rows of the result and the source, in vectors of so many."""
+    depth, height, width = g.axes
+    return {
+        "batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide,
+        "depth": depth.result, "height": height.result, "columns": width.result // stored,
+        "src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded,
+        **dict(zip(("DEPTH", "HEIGHT", "WIDTH"), constants, strict=True)),
+    }  # fmt: skip
+
+
+# ---- correlate -------------------------------------------------------------------------------------
+
+
+def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], activation: int = 0) -> Bound:
+    """Return what computes these outputs of a problem by `correlate`.
+
+    Args:
+        activation: of ``forward``: 1 for its SiLU, 2 for the derivative of SiLU there times a gradient, the ``centre``.
+    """
+    g, use = geometry(problem, adjoint="grad_input" in outputs), use_of(outputs)
+    tap = g.whole_tap if "grad_bias" in outputs else (-1, -1, -1)
+
+    def launch(with_bias: bool, in_parts: bool) -> Launch:
+        return launch_of(g, use, with_bias, tap, in_parts or use == "result", activation)
+
+    tile = choose(g, use)
+    most = 1 if use == "result" or tile is None else parts(g, use, tile, MOST_PROGRAMS)
+    return Bound(problem, outputs, verify, launch, problem.memory_format, most, activation == 2)
 
 
 def launch_of(
@@ -179,7 +293,7 @@ def launch_of(
     in_parts: bool = True,
     activation: int = 0,
 ) -> Launch:
-    """A launch of `correlate`, whose sums may be cut into parts."""
+    """Return a launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
     _, height, width = g.axes
@@ -196,33 +310,12 @@ def launch_of(
         **tile.constants(),
     }
     warps = max(1, tile.lanes // (64 if torch.version.hip is not None else 32))
-    grid = partial(grid_of, g, use, tile)
-    return Launch(correlate, arguments, {"num_warps": warps}, grid if in_parts else lambda _: grid(1))
 
+    def grid(programs: int) -> tuple[int, int]:
+        count = parts(g, use, tile, programs if in_parts else 1)
+        return lines(g, tile) * count, count
 
-def _sizes(g: Geometry, vector: int, stored: int, loaded: int, *constants: Any) -> dict[str, Any]:
-    """Arguments of both kernels; channels, and rows of the result and of the source, in vectors of so many."""
-    depth, height, width = g.axes
-    return {
-        "batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide,
-        "depth": depth.result, "height": height.result, "columns": width.result // stored,
-        "src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded,
-        **dict(zip(("DEPTH", "HEIGHT", "WIDTH"), constants, strict=True)),
-    }  # fmt: skip
-
-
-def grid_of(g: Geometry, use: Use, tile: Tile, programs: int) -> tuple[int, int]:
-    """The size of the grid, and the parts into which it cuts the batch and space."""
-    count = parts(g, use, tile, programs)
-    return lines(g, tile) * count, count
-
-
-def adding(count: int, weights: int, biases: int) -> Launch:
-    """A launch that adds so many parts."""
-    size = 64
-    blocks = -(-weights // size) + -(-biases // size)
-    arguments = {"weights": weights, "biases": biases, "BP": 32, "BN": size}
-    return Launch(add_partials, arguments, {"num_warps": 4}, lambda _: (blocks, count))
+    return Launch(correlate, arguments, {"num_warps": warps}, grid)
 
 
 # ---- banded ----------------------------------------------------------------------------------------
@@ -231,41 +324,28 @@ _WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 
 
 def bound_bands(problem: ConvProblem, outputs: Outputs, precision: str, verify: Callable[..., None]) -> Bound:
-    """A pass of a problem, as `bound` gives it; float32 is multiplied in this precision, Triton's word."""
+    """Return what computes a pass of a problem by `banded`, float32 in this precision, Triton's word."""
     g, use = geometry(problem, adjoint=outputs == ("grad_input",)), use_of(outputs)
-    most = bands.parts(g, bands.choose(g, "sum")) if use == "sum" else 1
-
-    def launch(with_bias: bool, _in_parts: bool) -> Launch:
-        return _bands_launch(problem, g, use, precision, with_bias)
-
-    return Bound(problem, outputs, verify, launch, torch.contiguous_format, most)
-
-
-def _bands_launch(problem: ConvProblem, g: Geometry, use: Use, precision: str, with_bias: bool) -> Launch:
     kernel = banded.correlate if use == "result" else banded.correlate_sum
-    width = g.axes[2]
     interpreted = not isinstance(kernel, triton.runtime.JITFunction)
     # The interpreter gets sums of bfloat16 wrong.
     operand = torch.float32 if interpreted and problem.dtype == torch.bfloat16 else problem.dtype
+    width, band = g.axes[2], bands.choose(g, use)
     source, result = bands.align(width.source, g.itemsize), bands.align(width.result, g.itemsize)
-    band = bands.choose(g, use)
     count = bands.parts(g, band) if use == "sum" else 1
     arguments = {
-        **_sizes(g, 1, result, source, *map(_constants, g.axes)),
+        **_sizes(g, 1, result, source, *(axis.flipped for axis in g.axes)),
         "OPERAND": _WORDS[operand],
         "PRECISION": precision,
         "SRC_ALIGN": source,
         "OUT_ALIGN": result,
         "FLIPPED": g.adjoint,
-        "HAS_BIAS": with_bias,
         "KP": triton.next_power_of_2(width.kernel),
         **band.constants(),
     }
-    programs = bands.programs(g, use, band, count)
-    return Launch(kernel, arguments, {"num_warps": band.warps, "num_stages": 2}, lambda _: (programs, count))
+    options, grid = {"num_warps": band.warps, "num_stages": 2}, (bands.programs(g, use, band, count), count)
 
+    def launch(with_bias: bool, _in_parts: bool) -> Launch:
+        return Launch(kernel, arguments | {"HAS_BIAS": with_bias}, options, lambda _: grid)
 
-def _constants(axis: Axis) -> tuple[int, int, int, int]:
-    """Return the geometry of grad_input as a forward with the flipped kernel; see `geometry`."""
-    kernel, stride, dilation, low = axis.constants
-    return (kernel, 1, dilation, (kernel - 1) * dilation - low) if axis.adjoint else (kernel, stride, dilation, low)
+    return Bound(problem, outputs, verify, launch, torch.contiguous_format, count)

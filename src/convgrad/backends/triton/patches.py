@@ -5,7 +5,7 @@ are. Which value of the source meets which kernel position and which result is k
 axis is a tuple (kernel, stride, dilation, low padding), and `tap`, `position` and their like compute with it.
 """
 
-# ruff: noqa: N803, RUF005
+# ruff: noqa: N803, N806, RUF005
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
 from __future__ import annotations
@@ -60,14 +60,9 @@ def last_read(results, axis, adjoint):
 def any_read(first, count, results, axis, adjoint):
     """Whether a patch reads one of these positions at all; a dilated kernel leaves some out."""
     kernel, stride, dilation, low = axis
-    for q in range(results):
-        for k in range(kernel):
-            distance = q + low - k * dilation
-            if adjoint and distance % stride == 0 and first <= distance // stride < first + count:
-                return True
-            if not adjoint and first <= q * stride + k * dilation - low < first + count:
-                return True
-    return False
+    taps = [(q, k * dilation - low) for q in range(results) for k in range(kernel)]
+    read = [(q - k) / stride if adjoint else q * stride + k for q, k in taps]
+    return any(at in range(first, first + count) for at in read)
 
 
 # ---- masks -----------------------------------------------------------------------------------------
@@ -217,6 +212,15 @@ def store_row(
 
 
 @triton.jit
+def spread(ptrs, mask, CHANNELS_LAST: tl.constexpr, V: tl.constexpr):
+    """Return pointers and masks [B] of each thread's first channel for all of its channels, [B, V]."""
+    if CHANNELS_LAST:
+        return ptrs[:, None] + tl.arange(0, V)[None, :], mask[:, None]
+    else:
+        return ptrs, mask
+
+
+@triton.jit
 def load_channel(ptr, c, ok, STEP: tl.constexpr, CHANNELS_LAST: tl.constexpr, V: tl.constexpr):
     """One value of each channel, ``STEP`` from the next one's: a scalar, or [B, V] where channels are neighbors."""
     if CHANNELS_LAST:
@@ -287,6 +291,35 @@ def sum_products(
                                 bias += value
             new = new + (total,)
     return new, bias
+
+
+@triton.jit
+def one_by_one(
+    total, src, weight, n, c, d, h, w, ok, step, src_channels, src_depth, src_height, src_width, src_row_step,
+    DEPTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OF_OUTPUT: tl.constexpr, ADJOINT: tl.constexpr,
+    MULTIPLIER: tl.constexpr, CHANNELS_LAST: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """Add the products of results to ``total``, each masked, so that nothing that is not finite meets the padding.
+
+    A rare path, which must not take more registers than the other: nothing is unrolled, and there is no pipeline.
+    OF_OUTPUT: the source is grad_output; the kernel is flipped where such a sum is not ADJOINT.
+    """
+    KH: tl.constexpr = HEIGHT[0]
+    KW: tl.constexpr = WIDTH[0]
+    ELEMENTS: tl.constexpr = DEPTH[0] * KH * KW
+    for k in tl.range((MULTIPLIER if OF_OUTPUT else 1) * ELEMENTS, num_stages=1):
+        cs = c * MULTIPLIER + k // ELEMENTS if OF_OUTPUT else c // MULTIPLIER
+        at = k % ELEMENTS
+        tap = ELEMENTS - 1 - at if OF_OUTPUT and not ADJOINT else at
+        weights = load_channel(weight + tap, cs if OF_OUTPUT else c, ok, ELEMENTS, CHANNELS_LAST, V)
+        ds, in_depth = meets(d, at // (KH * KW), src_depth, DEPTH[1], DEPTH[2], DEPTH[3], ADJOINT)
+        hs, in_height = meets(h, at // KW % KH, src_height, HEIGHT[1], HEIGHT[2], HEIGHT[3], ADJOINT)
+        ws, in_width = meets(w, at % KW, src_width, WIDTH[1], WIDTH[2], WIDTH[3], ADJOINT)
+        plane = first_plane(n, cs, src_channels, src_depth, CHANNELS_LAST) + ds
+        ptrs = src + (plane * src_height + hs) * src_row_step + ws * step
+        ptrs, there = spread(ptrs, mask_of(ok & in_depth & in_height & in_width), CHANNELS_LAST, V)
+        total += tl.where(there, tl.load(ptrs, mask=there, other=0.0).to(tl.float32) * weights, 0.0)
+    return total
 
 
 @triton.jit

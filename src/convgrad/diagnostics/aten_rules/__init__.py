@@ -5,24 +5,20 @@ this machine and for one that is only described. No tensor needs memory: a `Tens
 """
 
 from .call import ConvCall, TensorSpec, short
-from .machine import MACHINES, MODELLED_VERSIONS, DeviceLike, Machine, Sheet, machine_of
+from .machine import MACHINES, MODELLED_VERSIONS, DeviceLike, Machine, machine_of
 from .names import Kernel, Scratch, kernel_of, named
-from .rules import Rule
 from .steps import (
     BACKENDS,
     AtenTrace,
-    Copy,
     Decision,
-    KernelRun,
+    decided,
     determine_backend_memory_format,
     select_conv_backend,
     trace_aten,
-    trace_call,
 )
 
 __all__ = [
-    "BACKENDS", "MACHINES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Copy", "Decision",
-    "DeviceLike", "Kernel", "KernelRun", "Machine", "Rule", "Scratch", "Sheet", "TensorSpec",
-    "determine_backend_memory_format", "kernel_of", "machine_of", "named", "select_conv_backend", "short",
-    "trace_aten", "trace_call",
+    "BACKENDS", "MACHINES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Decision", "DeviceLike", "Kernel",
+    "Machine", "Scratch", "TensorSpec", "decided", "determine_backend_memory_format", "kernel_of", "machine_of",
+    "named", "select_conv_backend", "short", "trace_aten",
 ]  # fmt: skip

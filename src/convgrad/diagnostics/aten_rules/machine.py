@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -172,18 +173,11 @@ def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
 
 
 class Sheet(NamedTuple):
-    """A row of the table of machines: what a name means, and the maker's datasheet.
+    """A row of the table of machines: what a name means, and the maker's datasheet, of the SXM or OAM version."""
 
-    Args:
-        capability: compute capability of an NVIDIA GPU; None for one of AMD's.
-        bandwidth: GB/s of memory; 0 where it is not known.
-        flops: TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so; of the SXM or OAM version
-            where there are several.
-    """
-
-    capability: tuple[int, int] | None
-    bandwidth: int = 0
-    flops: dict[str, float] = {}  # noqa: RUF012 - never changed
+    capability: tuple[int, int] | None  # compute capability of an NVIDIA GPU; None for one of AMD's
+    bandwidth: int = 0  # GB/s of memory; 0 where it is not known
+    flops: dict[str, float] = {}  # noqa: RUF012 - TFLOP/s by dtype, dense, accumulated in float32; never changed
 
 
 def _sheet(capability: tuple[int, int] | None, bandwidth: int, double: float, single: float, half: float) -> Sheet:
@@ -270,24 +264,31 @@ def _words(text: str) -> list[str]:
     return [" ".join(word.split()) for word in re.findall(pattern, text)]
 
 
+#: Words with a number in them, and what they mean.
+_NUMBERED: dict[str, Callable[[re.Match[str]], dict[str, Any]]] = {
+    r"sm_?(\d+)(\d)a?": lambda m: {"device_type": "cuda", "capability": (int(m[1]), int(m[2]))},
+    r"gfx[0-9a-f]+|miopen .+": lambda m: _WORDS["rocm"],
+    r"torch (.+)": lambda m: {"torch_version": _minor(m[1])},
+    r"threads ([1-9]\d*)": lambda m: {"threads": int(m[1])},
+    r"cudnn (.+)": lambda m: {"device_type": "cuda", "cudnn": _cudnn(m[1])},
+}
+
+
+def _cudnn(version: str) -> int:
+    """Return 91002 for ``"9.10.2"``, as cuDNN does."""
+    major, minor, patch = ([int(n) for n in version.split(".")] + [0, 0])[:3]
+    return major * (10000 if major >= 9 else 1000) + minor * 100 + patch
+
+
 def _meant(word: str) -> dict[str, Any]:
     """Return the fields that a word means, or a word with its ``no`` or its number."""
-    name, _, number = word.partition(" ")
     if word in _WORDS:
         return _WORDS[word]
-    if found := re.fullmatch(r"sm_?(\d+)(\d)a?", word):
-        return {"device_type": "cuda", "capability": (int(found[1]), int(found[2]))}
-    if re.fullmatch(r"gfx[0-9a-f]+", word) or (name == "miopen" and number):
-        return _WORDS["rocm"]
-    if name == "torch" and number:
-        return {"torch_version": _minor(number)}
-    if name == "threads" and re.fullmatch(r"[1-9]\d*", number):
-        return {"threads": int(number)}
-    if name == "cudnn" and number:
-        major, minor, patch = ([int(n) for n in number.split(".")] + [0, 0])[:3]
-        return {"device_type": "cuda", "cudnn": major * (10000 if major >= 9 else 1000) + minor * 100 + patch}
-    if name in ("torch", "threads"):
-        why = f"{name!r} is followed by a number, as in 'cpu threads 4 torch 2.12'"
+    for pattern, fields in _NUMBERED.items():
+        if found := re.fullmatch(pattern, word):
+            return fields(found)
+    if word.split(maxsplit=1)[0] in ("torch", "threads"):
+        why = f"{word.split(maxsplit=1)[0]!r} is followed by a number, as in 'cpu threads 4 torch 2.12'"
     elif word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
         why = (
             f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "

@@ -67,8 +67,12 @@ def _kernel(
     autograd: str = "convolution_backward", temporaries: tuple[str, ...] = (), of_backward: tuple[str, ...] = (),
     of_cuda: tuple[str, ...] = (), gradients: int = 0,
 ) -> Kernel:  # fmt: skip
-    """Return a row; ``gradients`` old names are the forward's with each of `_GRADIENTS`."""
-    names = (*old_names.split(), *(forward + gradient for gradient in _GRADIENTS[:gradients]))
+    """Return a row; an old name that ends in * stands for itself, its forward and its backward, too."""
+    old: list[str] = []
+    for name in old_names.split():
+        stem = name.rstrip("*")
+        old += [stem] if stem == name else [stem, f"{stem}_forward", f"{stem}_backward"]
+    names = (*old, *(forward + gradient for gradient in _GRADIENTS[:gradients]))
     backward = f"{forward}_backward" if backward is None else backward
     return Kernel(tuple(backends.split()), forward, backward, names, note, autograd, temporaries, of_backward, of_cuda)
 
@@ -79,34 +83,27 @@ KERNELS: tuple[Kernel, ...] = (
             "_convolution_double_backward. conv1d, conv2d, conv3d, conv_transpose1d to 3d and _convolution all end "
             "here; there is no conv2d_backward."),
     _kernel("Slow2d", "_slow_conv2d_forward",
-            "thnn_conv2d thnn_conv2d_forward thnn_conv2d_backward _thnn_conv2d_forward _thnn_conv2d_backward "
-            "slow_conv2d slow_conv2d_forward slow_conv2d_backward SpatialConvolutionMM",
+            "thnn_conv2d* _thnn_conv2d_forward _thnn_conv2d_backward slow_conv2d* SpatialConvolutionMM",
             "thnn_conv2d still exists as a thin name over _slow_conv2d_forward. finput and fgrad_input were results "
             "passed from forward to backward until 1.10; now each pass makes its own.",
             backward="_slow_conv2d_backward", autograd="_slow_conv2d_backward", temporaries=(_FINPUT,),
             of_backward=(f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"), of_cuda=(_COLUMNS_IN,)),
     _kernel("Slow3d", "slow_conv3d_forward",
-            "slow_conv3d thnn_conv3d thnn_conv3d_forward thnn_conv3d_backward VolumetricConvolutionMM",
+            "slow_conv3d thnn_conv3d* VolumetricConvolutionMM",
             "slow_conv3d still exists as a thin name over slow_conv3d_forward. CPU only; it takes groups itself.",
             backward="slow_conv3d_backward", temporaries=(_FINPUT3,),
             of_backward=(f"grad_weight: {_FINPUT3}", f"grad_input: {_FGRAD3}")),
-    _kernel("SlowDilated2d", "slow_conv_dilated2d",
-            "thnn_conv_dilated2d thnn_conv_dilated2d_forward thnn_conv_dilated2d_backward slow_conv_dilated2d_backward",
+    _kernel("SlowDilated2d", "slow_conv_dilated2d", "thnn_conv_dilated2d* slow_conv_dilated2d_backward",
             "Also the backward of NnpackSpatial.", temporaries=(_COLUMNS_IN,), of_backward=(_COLUMNS_IN,)),
-    _kernel("SlowDilated3d", "slow_conv_dilated3d",
-            "thnn_conv_dilated3d thnn_conv_dilated3d_forward thnn_conv_dilated3d_backward",
+    _kernel("SlowDilated3d", "slow_conv_dilated3d", "thnn_conv_dilated3d*",
             "On CUDA it takes undilated 3-D convolutions too, where no library does.",
             temporaries=(_COLUMNS_IN,), of_backward=(_COLUMNS_IN,)),
-    _kernel("SlowTranspose2d", "slow_conv_transpose2d",
-            "thnn_conv_transpose2d thnn_conv_transpose2d_forward thnn_conv_transpose2d_backward SpatialFullConvolution",
+    _kernel("SlowTranspose2d", "slow_conv_transpose2d", "thnn_conv_transpose2d* SpatialFullConvolution",
             temporaries=(_COLUMNS_OUT_BATCH, _ONES), of_backward=(_COLUMNS_OUT,), of_cuda=(_COLUMNS_OUT,)),
-    _kernel("SlowTranspose3d", "slow_conv_transpose3d",
-            "thnn_conv_transpose3d thnn_conv_transpose3d_forward thnn_conv_transpose3d_backward "
-            "VolumetricFullConvolution",
+    _kernel("SlowTranspose3d", "slow_conv_transpose3d", "thnn_conv_transpose3d* VolumetricFullConvolution",
             temporaries=(_COLUMNS_OUT, _ONES), of_backward=(_COLUMNS_OUT,)),
     _kernel("CudaDepthwise2d", "_conv_depthwise2d",
-            "thnn_conv_depthwise2d thnn_conv_depthwise2d_forward thnn_conv_depthwise2d_backward "
-            "_conv_depthwise2d_backward",
+            "thnn_conv_depthwise2d* _conv_depthwise2d_backward",
             f"CUDA's own depthwise kernels. {_CUDNN_NOTE}", backward="conv_depthwise2d_backward"),
     _kernel("CudaDepthwise3d", "conv_depthwise3d", "", "CUDA's own depthwise kernels, all three gradients."),
     _kernel("Mkldnn MkldnnEmpty", "mkldnn_convolution",
@@ -114,8 +111,7 @@ KERNELS: tuple[Kernel, ...] = (
             "oneDNN, which keeps its scratch memory to itself. MkldnnEmpty returns zeros without calling it."),
     _kernel("MkldnnTranspose", "mkldnn_convolution_transpose", "",
             "Neither is in the dispatcher; both are reached through convolution and convolution_backward only."),
-    _kernel("NnpackSpatial", "_nnpack_spatial_convolution",
-            "_nnpack_spatial_convolution_backward",
+    _kernel("NnpackSpatial", "_nnpack_spatial_convolution", "_nnpack_spatial_convolution_backward",
             "NNPACK's backward knows no stride, so PyTorch uses SlowDilated2d's.",
             backward="slow_conv_dilated2d_backward", of_backward=(_COLUMNS_IN,), gradients=2),
     _kernel("Cudnn", "cudnn_convolution", "", f"Removed from the dispatcher in 1.11. {_CUDNN_NOTE}",
@@ -144,17 +140,14 @@ KERNELS: tuple[Kernel, ...] = (
             autograd="conv_tbc_backward"),
 )  # fmt: skip
 
+#: Names of the one entry; conv1d_input and others like it are functions of torch.nn.grad.
 _PUBLIC = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution",
            "_convolution_mode", "conv1d_backward", "conv2d_backward", "conv3d_backward", "_convolution_double_backward",
-           "ConvolutionBackward0", "nn.Conv2d")  # fmt: skip
-
-
-#: Functions of torch.nn.grad: each calls convolution_backward for one gradient.
-_ONE_GRADIENT = tuple(f"conv{d}d_{gradient}" for d in (1, 2, 3) for gradient in ("input", "weight"))
-
+           "ConvolutionBackward0", "nn.Conv2d", "conv1d_input", "conv1d_weight", "conv2d_input", "conv2d_weight",
+           "conv3d_input", "conv3d_weight")  # fmt: skip
 #: Every name that leads to a kernel; a current name goes before a backend or an old name.
 _BY_NAME: dict[str, Kernel] = {
-    **dict.fromkeys((*_PUBLIC, *_ONE_GRADIENT), KERNELS[0]),
+    **dict.fromkeys(_PUBLIC, KERNELS[0]),
     **{name: kernel for kernel in reversed(KERNELS) for name in kernel.old_names},
     **{name: k for k in reversed(KERNELS) for name in (*k.backends, k.backward, k.forward) if name},
 }

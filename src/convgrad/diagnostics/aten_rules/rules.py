@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
 
-from ...problem import INT32_MAX
-from .call import ConvCall, short
+from ...problem import INT32_MAX, Geometry
+from .call import ConvCall, fits_32bit_index, short, suggested
 from .machine import Machine
 
 #: A rule: its name and what it says, with the function of ATen that has it, and below it an expression of facts and of
@@ -128,13 +129,13 @@ LAYOUT_RULES = {
 
 #: Facts of a call, by the names that conditions have for them; those of a machine are its fields.
 FACTS: dict[str, Callable[[ConvCall], Any]] = {
-    "device": lambda c: c.input.device_type,
-    "devices": lambda c: (c.input.device_type, c.weight.device_type),
+    "device": lambda c: c.device,
+    "devices": lambda c: (c.device, c.device),
     "dtype": lambda c: c.input.dtype,
     "dtypes": lambda c: (c.input.dtype, c.weight.dtype),
-    "opaque": lambda c: c.input.mkldnn,
-    "weight_opaque": lambda c: c.weight.mkldnn,
-    "dimensions": lambda c: c.input.ndim - 2,
+    "opaque": lambda c: c.opaque[0],
+    "weight_opaque": lambda c: c.opaque[1],
+    "dimensions": lambda c: c.input.dim() - 2,
     "batch": lambda c: c.input.shape[0],
     "channels": lambda c: c.input.shape[1],
     "out_channels": lambda c: c.weight.shape[0],
@@ -142,22 +143,18 @@ FACTS: dict[str, Callable[[ConvCall], Any]] = {
     "height": lambda c: c.input.shape[2],
     "width": lambda c: c.input.shape[-1],
     "kernel": lambda c: c.weight.shape[2:],
-    "stride": lambda c: c.stride,
-    "padding": lambda c: tuple(low for low, _ in c.padding),
-    "dilation": lambda c: c.dilation,
-    "dilated": lambda c: any(d != 1 for d in c.dilation),
-    "transposed": lambda c: c.transposed,
-    "output_padding": lambda c: c.output_padding,
-    "groups": lambda c: c.groups,
+    **{name: attrgetter(f"geometry.{name}") for name in Geometry._fields},
+    "padding": lambda c: tuple(low for low, _ in c.geometry.padding),
+    "dilated": lambda c: any(d != 1 for d in c.geometry.dilation),
     "need_backward": lambda c: c.need_backward,
-    "elements": lambda c: prod(c.input.shape),
+    "elements": lambda c: c.input.numel(),
     "plane_elements": lambda c: prod(c.input.shape[:4]),
     "item_elements": lambda c: prod(c.input.shape[1:]),
     "output_item_elements": lambda c: prod(c.output_shape[1:]),
-    "small_offsets": lambda c: c.input.fits_32bit_index() and c.weight.fits_32bit_index(),
-    "contiguous": lambda c: all(t is None or t.is_contiguous() for t in (c.input, c.weight, c.bias)),
-    "suggests": lambda c: (c.input.suggest_memory_format(), c.weight.suggest_memory_format()),
-    "suggests_exactly": lambda c: (c.input.suggest_memory_format(True), c.weight.suggest_memory_format(True)),
+    "small_offsets": lambda c: fits_32bit_index(c.input) and fits_32bit_index(c.weight),
+    "contiguous": lambda c: all(t is None or t.is_contiguous() for t in c[:3]),
+    "suggests": lambda c: (suggested(c.input), suggested(c.weight)),
+    "suggests_exactly": lambda c: (suggested(c.input, True), suggested(c.weight, True)),
 }
 #: What expressions name beside facts.
 _NAMES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "contiguous_format")} | {
@@ -168,23 +165,14 @@ _NAMES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float3
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition that was evaluated, and what came of it.
+    """A condition that was evaluated, and what came of it."""
 
-    Args:
-        text: the condition, as a statement.
-        holds: whether it is true.
-        value: what it read.
-        depth: 0 for a rule that decides, 1 and more for the conditions that it consists of.
-        join: how it is joined to the condition before it at the same depth: ``"AND"``, ``"OR"`` or nothing.
-        source: the function of ATen that has it.
-    """
-
-    text: str
+    text: str  # as a statement
     holds: bool
-    value: str = ""
-    depth: int = 0
-    join: str = ""
-    source: str = ""
+    value: str = ""  # what it read
+    depth: int = 0  # 0 for a rule that decides, 1 and more for the conditions that it consists of
+    join: str = ""  # "AND" or "OR": how it is joined to the condition before it at the same depth
+    source: str = ""  # the function of ATen that has it
 
     @property
     def cells(self) -> tuple[str, str, str]:
@@ -275,4 +263,4 @@ def select(call: ConvCall, machine: Machine) -> tuple[str, list[Rule]]:
     found: str | Table = SELECT
     while isinstance(found, dict):
         found = next(found[text] for text in found if text == "True" or evaluate(parsed(text), facts, log))
-    return found.format(T="Transpose" * call.transposed, d=call.input.ndim - 2), log
+    return found.format(T="Transpose" * call.geometry.transposed, d=call.input.dim() - 2), log

@@ -6,19 +6,19 @@ after ``_convolution``, ``convolution_backward`` and ``subtensor`` of ATen's ``C
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._compat import channels_last_of
 from ...backends import padded
-from ...problem import ConvProblem
+from ...problem import ConvProblem, Geometry
 from . import rules
-from .call import ConvCall, Ints, TensorSpec, call_of_problem, short
+from .call import ConvCall, Ints, TensorSpec, short, suggested, told
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
-from .names import kernel_of
+from .names import Kernel, kernel_of
 from .rules import Rule
 
 #: ATen's backends in the order of its own enumeration: the index is the value of ``torch._C._ConvBackend``.
@@ -44,14 +44,14 @@ class Decision:
     @property
     def backend(self) -> str:
         """The backend's name, where a backend was decided."""
-        return self._of("backend", self.answer)
+        return self._about("backend", self.answer)
 
     @property
     def memory_format(self) -> torch.memory_format:
         """The layout, where a layout was decided."""
-        return self._of("memory_format", self.value)
+        return self._about("memory_format", self.value)
 
-    def _of(self, kind: str, value: Any) -> Any:
+    def _about(self, kind: str, value: Any) -> Any:
         if self.kind != kind:
             raise AttributeError(f"this decision is about a {self.kind}, not a {kind}")
         return value
@@ -65,19 +65,11 @@ class Decision:
 
 
 def select_conv_backend(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    bias: TensorSpec | Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    device: DeviceLike = None,
+    input: TensorSpec | Tensor | ConvProblem, weight: TensorSpec | Tensor | None = None,
+    bias: TensorSpec | Tensor | None = None, stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1,
+    transposed: bool = False, output_padding: Ints = 0, groups: int = 1, *, device: DeviceLike = None,
     need_backward: bool | None = None,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Return which of ATen's backends computes this convolution, with every rule and the value that decided it.
 
     PyTorch chooses once for the forward pass; its backward chooses again, for both gradients together, with
@@ -98,32 +90,27 @@ def select_conv_backend(
         ValueError: a device description that cannot be read.
     """
     arguments = (weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    return backend_of_call(*described_call(input, *arguments, device=device, need_backward=need_backward))
+    return decided(*described_call(input, *arguments, device=device, need_backward=need_backward))[0]
 
 
 def described_call(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    *args: Any,
-    device: DeviceLike = None,
-    need_backward: bool | None = None,
-    **kwargs: Any,
+    input: Any, weight: Any = None, *args: Any, device: DeviceLike = None, need_backward: Any = None, **kwargs: Any
 ) -> tuple[ConvCall, Machine]:
     """Return the call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):
         machine = machine_of(device)
         if input.padding_mode != "zeros":  # PyTorch writes it out around the input first
             input = padded(input)
-        return call_of_problem(input, machine.device_type, need_backward is not False), machine
+        return ConvCall.of_problem(input, machine.device_type, need_backward is not False), machine
     if weight is None:
         raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
     call = ConvCall.of(input, weight, *args, need_backward=need_backward, **kwargs)
-    machine = machine_of(device, call.input.device_type)
-    return call if device is None else call.on(machine.device_type), machine
+    machine = machine_of(device, call.device)
+    return call._replace(device=machine.device_type), machine
 
 
-def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
-    """Return the choice for a call that is already described and checked."""
+def decided(call: ConvCall, machine: Machine) -> tuple[Decision, Decision]:
+    """Return the backend for a call that is described and checked, and the layout in which this works on it."""
     call, notes = call.symmetric()
     flat = call.view_1d_as_2d()
     name, log = rules.select(flat, machine)
@@ -140,13 +127,13 @@ def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
     if flat is not call:
         copied = "" if call.input.is_contiguous() else ", after a copy to contiguous"
         notes += (f"a 1-D convolution runs as 2-D with height 1{copied}",)
-    return Decision("backend", name, tuple(log), machine, notes, BACKENDS.index(name))
+    backend = Decision("backend", name, tuple(log), machine, notes, BACKENDS.index(name))
+    return backend, _layout(name, flat, machine)
 
 
-def layout_decision(backend: str, call: ConvCall, machine: Machine) -> Decision:
-    """Return the layout in which a backend works on the operands of a call, with every rule."""
+def _layout(backend: str, call: ConvCall, machine: Machine) -> Decision:
     last, log = rules.in_channels_last(backend, call, machine)
-    fmt = channels_last_of(call.weight.ndim - 2) if last else torch.contiguous_format
+    fmt = channels_last_of(call.weight.dim() - 2) if last else torch.contiguous_format
     return Decision("memory_format", short(fmt), tuple(log), machine, (), fmt)
 
 
@@ -169,14 +156,16 @@ def determine_backend_memory_format(
         >>> determine_backend_memory_format(x, w, "Mkldnn").memory_format
         torch.channels_last
     """
-    call = ConvCall(TensorSpec.of(input), TensorSpec.of(weight), None, (), (), (), False, (), 1)
+    x, w = TensorSpec.of(input), TensorSpec.of(weight)
     if isinstance(backend, Decision):
         device, backend = backend.machine if device is None else device, backend.backend
     name = BACKENDS[backend] if isinstance(backend, int) else backend
     if name not in BACKENDS:
         raise ValueError(f"{name!r} is not one of ATen's backends: {', '.join(BACKENDS)}")
-    machine = machine_of(device, call.input.device_type)
-    return layout_decision(name, call if device is None else call.on(machine.device_type), machine)
+    machine = machine_of(device, x.device_type)
+    no_arguments = Geometry((), (), (), False, (), 1)
+    call = ConvCall(x.meta, w.meta, None, no_arguments, machine.device_type, (x.mkldnn, w.mkldnn))
+    return _layout(name, call, machine)
 
 
 #: Backends whose kernels know one group only: PyTorch cuts the tensors into groups and calls them once for each.
@@ -185,8 +174,7 @@ _ONE_GROUP = ("NnpackSpatial", "Slow2d", "SlowDilated2d", "SlowDilated3d", "Slow
 _ANY_LAYOUT = ("Overrideable", "Mps", "Empty", "MkldnnEmpty", "Winograd3x3Depthwise", "Xnnpack2d")
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """A copy that PyTorch makes before or after a kernel runs."""
 
     what: str
@@ -197,8 +185,7 @@ class Copy:
         return f"copies     {self.what}, {self.nbytes} bytes: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRun:
+class KernelRun(NamedTuple):
     """One direction of the computation: the function, how often it is called, the copies, the scratch memory."""
 
     function: str
@@ -219,10 +206,11 @@ class AtenTrace:
     gradients: KernelRun | None  # None where there is no backward
 
     def __str__(self) -> str:
-        c = self.call
+        (input, weight, _, g), opaque = self.call[:4], self.call.opaque
         lines = [
-            f"validate: input {c.input}; weight {c.weight}; stride={c.stride} padding={tuple(p for p, _ in c.padding)} "
-            f"dilation={c.dilation} transposed={c.transposed} output_padding={c.output_padding} groups={c.groups}: "
+            f"validate: input {told(input, opaque[0])}; weight {told(weight, opaque[1])}; stride={g.stride} "
+            f"padding={tuple(p for p, _ in g.padding)} "
+            f"dilation={g.dilation} transposed={g.transposed} output_padding={g.output_padding} groups={g.groups}: "
             "accepted",
             str(self.backend),
             str(self.memory_format),
@@ -247,47 +235,43 @@ def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: A
         ShapeError, DtypeError: operands that do not belong together.
         ValueError: a device description that cannot be read.
     """
-    return trace_call(*described_call(input, *args, **kwargs))
-
-
-def trace_call(call: ConvCall, machine: Machine) -> AtenTrace:
-    """Return the steps for a call that is already described and checked."""
-    backend = backend_of_call(call, machine)
-    of_gradients = backend_of_call(replace(call, need_backward=True), machine)
+    call, machine = described_call(input, *args, **kwargs)
+    backend, layout = decided(call, machine)
+    of_gradients, their_layout = decided(call._replace(need_backward=True), machine)
     call, _ = call.symmetric()
-    layout, forward = _run(call, backend)
-    gradients = _run(call, of_gradients, backward=True)[1] if kernel_of(of_gradients.answer).backward else None
+    forward = _run(call, kernel_of(backend.answer), backend, layout, backward=False)
+    kernel = kernel_of(of_gradients.answer)
+    gradients = _run(call, kernel, of_gradients, their_layout, backward=True) if kernel.backward else None
     return AtenTrace(call, backend, layout, forward, of_gradients, gradients)
 
 
-def _run(call: ConvCall, backend: Decision, *, backward: bool = False) -> tuple[Decision, KernelRun]:
-    """Return the layout in which a backend runs, and what it runs."""
+def _run(call: ConvCall, kernel: Kernel, backend: Decision, layout: Decision, *, backward: bool) -> KernelRun:
+    """Return what a backend runs in one direction of a call."""
     name, c, x = backend.answer, call.view_1d_as_2d(), call.input
-    kernel, layout = kernel_of(name), layout_decision(name, c, backend.machine)
     copies: list[Copy] = []
     if c is not call and not x.is_contiguous():
-        copies.append(Copy(f"input {x}", "a 1-D input is made contiguous before it is viewed as 2-D", x.nbytes))
-    for what, spec in (("input", c.input), ("weight", c.weight)):
-        if name not in _ANY_LAYOUT and not spec.mkldnn and not spec.is_contiguous(layout.value):
-            copies.append(Copy(f"{what} {spec}", f"the backend works in {layout.answer}", spec.nbytes))
-    groups = c.groups if name in _ONE_GROUP else 1
+        copies.append(Copy(f"input {told(x)}", "a 1-D input is made contiguous before it is viewed as 2-D", x.nbytes))
+    for what, t, opaque in (("input", c.input, c.opaque[0]), ("weight", c.weight, c.opaque[1])):
+        if name not in _ANY_LAYOUT and not opaque and not t.is_contiguous(memory_format=layout.value):
+            copies.append(Copy(f"{what} {told(t)}", f"the backend works in {layout.answer}", t.nbytes))
+    groups = c.geometry.groups if name in _ONE_GROUP else 1
     if groups > 1:
         copies += _group_copies(c, layout.value, backward)
     temporaries = kernel.backward_temporaries if backward else kernel.forward_temporaries
-    if x.device_type == "cuda":
+    if c.device == "cuda":
         temporaries = kernel.cuda_temporaries or temporaries
-    return layout, KernelRun(kernel.backward if backward else kernel.forward, groups, tuple(copies), temporaries)
+    return KernelRun(kernel.backward if backward else kernel.forward, groups, tuple(copies), temporaries)
 
 
 def _group_copies(c: ConvCall, fmt: torch.memory_format, backward: bool) -> list[Copy]:
     """Every group's slice of every operand is made contiguous, and the results are concatenated."""
-    copies: list[Copy] = []
-    out = TensorSpec(c.output_shape, dtype=c.input.dtype)
-    sliced = [("input", c.input.contiguous(fmt), 1), ("weight", c.weight.contiguous(fmt), 0), ("grad_output", out, 1)]
-    for what, spec, dim in sliced if backward else sliced[:2]:
-        part = replace(spec, shape=(*spec.shape[:dim], spec.shape[dim] // c.groups, *spec.shape[dim + 1 :]))
-        if not part.is_contiguous(spec.suggest_memory_format()):
-            copies.append(Copy(f"{c.groups} slices of {what}", "the kernel knows one group only", spec.nbytes))
+    copies, groups = list[Copy](), c.geometry.groups
+    input, weight = c.input.contiguous(memory_format=fmt), c.weight.contiguous(memory_format=fmt)
+    out = input.new_empty(c.output_shape)
+    sliced = [("input", input, 1), ("weight", weight, 0), ("grad_output", out, 1)]
+    for what, t, dim in sliced if backward else sliced[:2]:
+        if not t.narrow(dim, 0, t.shape[dim] // groups).is_contiguous(memory_format=suggested(t)):
+            copies.append(Copy(f"{groups} slices of {what}", "the kernel knows one group only", t.nbytes))
     result = "the gradients of the groups" if backward else "the outputs of the groups"
-    nbytes = c.input.nbytes + c.weight.nbytes if backward else out.nbytes
+    nbytes = input.nbytes + weight.nbytes if backward else out.nbytes
     return [*copies, Copy(result, "they are concatenated", nbytes)]

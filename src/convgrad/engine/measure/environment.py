@@ -19,10 +19,7 @@ from ...tables import counted
 
 
 def environment(device: torch.device) -> str:
-    """Return the machine, the versions and the flags in force, as one text; empty for a device that is not here.
-
-    What changes with one backend alone (a compiled library, the source of a user's function) is its `Backend.version`.
-    """
+    """Return the machine, the versions and the flags in force, as one text; empty for a device that is not here."""
     if device.type == "cpu":
         conv, matmul = precision("mkldnn", "conv"), precision("mkldnn", "matmul")
         limit = onednn_limit()

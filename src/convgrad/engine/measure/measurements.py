@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,15 +22,15 @@ from ...backends import Backend
 from ...foreign import read_as
 from ...problem import ConvProblem, Output, Outputs, output_length, passes_of
 from ...settings import measured
-from .. import table
+from ..cache import clear_table
 from ..registry import backends, computed_at_once
 from . import store
 from .environment import environment, kind_of_machine
 
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
+KIND = "choice"
 _MOST_TIMES = 7  # of each way, the newest
-_KIND = "choice"
 #: A way must be this much faster than the first one to be taken instead: less is noise.
 _CLEAR = 0.98
 _LONGEST = 2000  # characters of a text
@@ -50,11 +50,7 @@ class Measurement:
     complete = True
 
     def checked(self, *more: str) -> Measurement:
-        """Return it, which another program may have written, with more texts that belong to it.
-
-        Raises:
-            ValueError: it is not a valid measurement.
-        """
+        """Return it, which another program may have written, or raise a ValueError; with texts that belong to it."""
         if not self.times or not all(times and min(times) > 0 for times in self.times.values()):
             raise ValueError("a measurement has no times, or one that is not above 0")
         if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values(), *more)):
@@ -82,8 +78,7 @@ class Measurement:
     def ranked(self) -> list[tuple[str, float]]:
         """Ways with their median times, the fastest first; the first way before those that are hardly faster.
 
-        One that was timed in fewer than half of the measurements (the best passes are not always the same ones) is
-        left out.
+        One that was timed in fewer than half of the measurements is left out: the best passes are not always the same.
         """
         medians = {way: statistics.median(t) for way, t in self.times.items() if 2 * len(t) >= self.count}
         first = next(iter(medians), "")
@@ -92,14 +87,13 @@ class Measurement:
     def reason(self, way: str) -> str:
         """Return why this way is taken, as a sentence."""
         medians, first = dict(self.ranked()), next(iter(self.times))
-        others = [w for w in medians if w != way]
         often = {1: "once", 2: "twice"}.get(self.count, f"{self.count} times")
         said = f"measured {often} on this machine" + ("" if self.same else ", a similar problem")
-        if not others:
-            return f"{said}: the only one that can"
-        if way == first:
-            return f"{said}: the next, {_in_words(others[0])}, takes {medians[others[0]] / medians[way]:.2f}x as long"
-        return f"{said}: {medians[first] / medians[way]:.2f}x as fast as {_in_words(first)}"
+        if way != first:
+            return f"{said}: {medians[first] / medians[way]:.2f}x as fast as {_in_words(first)}"
+        if other := next((w for w in medians if w != way), ""):
+            return f"{said}: the next, {_in_words(other)}, takes {medians[other] / medians[way]:.2f}x as long"
+        return f"{said}: the only one that can"
 
 
 def _in_words(way: str) -> str:
@@ -118,15 +112,18 @@ def _versions(ways: Iterable[str]) -> dict[str, str]:
     return dict(part.split("@", 1) for way in ways for part in way.split(", ") if "@" in part)
 
 
-def _differ(ways: Iterable[str], versions: Mapping[str, str]) -> bool:
+def _differ(ways: Iterable[str], versions: dict[str, str]) -> bool:
     """Whether a way names another version of a backend that is there: what was slower may be the fastest now."""
     return any(versions.get(name, version) != version for name, version in _versions(ways).items())
 
 
+# ---- of one problem --------------------------------------------------------------------------------
+
+
 def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about: bool = False) -> str:
-    """Return everything that changes the answer, as text; the gradient of a bias costs every way about the same."""
-    unnamed = problem.replace(name="") if problem.name else problem
-    return f"{where} | {'about ' if about else ''}{'+'.join(passes_of(outputs))} | {unnamed}"
+    """Return all that changes the answer (no gradient of a bias does), of a problem or of all ``about`` like it."""
+    problem = similar(problem) if about else problem.replace(name="") if problem.name else problem
+    return f"{where} | {'about ' if about else ''}{'+'.join(passes_of(outputs))} | {problem}"
 
 
 @lru_cache(256)
@@ -143,22 +140,16 @@ def similar(problem: ConvProblem) -> ConvProblem:
     outputs = tuple(output_length(n, d.kernel, d.stride, d.low, d.high, d.dilation) for n, d in dims)
     if min(outputs) < 1:
         sizes, outputs = problem.input_size, problem.output_size
-    return problem.replace(batch=batch, input_size=sizes, output_size=outputs).canonical()
+    return problem.replace(batch=batch, input_size=sizes, output_size=outputs, name="").canonical()
 
 
 def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bool = False) -> Measurement | None:
-    """Return the measurements of a problem with the present kernels; where there are none, those of one like it.
-
-    Args:
-        fresh: also what other processes have found since this one first looked.
-    """
+    """Return what was measured of a problem with the present kernels, or of one like it; ``fresh``: by others, too."""
     where = environment(device)
     known = _snapshot(store.folder(), where)
-    if not known and not fresh:
-        return None
-    for about in (False, True):
-        key = key_of(similar(problem) if about else problem, outputs, where, about)
-        value = store.read(_KIND, key) if fresh else known.get(key)
+    for about in (False, True) if known or fresh else ():
+        key = key_of(problem, outputs, where, about)
+        value = store.read(KIND, key) if fresh else known.get(key)
         if value is not None:
             known[key] = value
         found = _read(value)
@@ -169,31 +160,25 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
     return None
 
 
+def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
+    """Add a measurement to those of the problem and to those of the ones like it; return what is known now."""
+    where, found = environment(device), new
+    for about in (True, False):
+        key = key_of(problem, outputs, where, about)
+        found = _read(store.read(KIND, key))  # not of the snapshot: another process may have measured it too
+        compared_others = any(label(b) in new.times for b in _unmeasured(found))
+        found = new if compared_others else found.merged(new)
+        store.write(KIND, key, value := found.to_json())
+        _snapshot(store.folder(), where)[key] = value
+    measured[0] += 1
+    clear_table()
+    return found
+
+
 def _unmeasured(known: Measurement) -> list[Backend]:
     """Return the kernels that a user registered with ``prefer="measured"`` and that a measurement does not have."""
     mine = [b for b in backends().values() if b.candidate and b.source != ""]
     return [b for b in mine if label(b) not in known.times and label(b) not in known.wrong]
-
-
-def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
-    """Add a measurement to those of the problem and to those of the ones like it; return what is known now."""
-    where = environment(device)
-    found = _merge(key_of(problem, outputs, where), new, where)
-    _merge(key_of(similar(problem), outputs, where, about=True), new, where)
-    measured[0] += 1
-    table.clear()
-    return found
-
-
-def _merge(key: str, new: Measurement, where: str) -> Measurement:
-    found = _read(store.read(_KIND, key))  # not of the snapshot: another process may have measured it too
-    if any(label(b) in new.times for b in _unmeasured(found)):
-        found = Measurement()  # it compared others
-    found = found.merged(new)
-    value = found.to_json()
-    store.write(_KIND, key, value)
-    _snapshot(store.folder(), where)[key] = value
-    return found
 
 
 def _read(value: Any) -> Measurement:
@@ -202,6 +187,17 @@ def _read(value: Any) -> Measurement:
         return read_as(Measurement, value, "a measurement").checked()
     except ValueError:
         return Measurement()
+
+
+def reload() -> None:
+    """Look into the store again when next asked."""
+    _snapshot.cache_clear()
+
+
+@cache
+def _snapshot(_: Path | None, where: str) -> dict[str, Any]:
+    """Key -> what the store in a folder held of a machine when it was first asked, and what was added since."""
+    return {key: value for key, value in store.items(KIND).items() if key.startswith(f"{where} | ")}
 
 
 # ---- all of them -----------------------------------------------------------------------------------
@@ -216,76 +212,48 @@ class _Exported(Measurement):
     problem: str
 
 
-def entries() -> dict[str, Any]:
-    """Return every measurement that the store holds, of other machines too."""
-    items = store.items(_KIND).items()
-    return {key: value for key, value in items if key.count(" | ") == 2 and _read(value).times}
+def exported() -> list[dict[str, Any]]:
+    """Return every measurement that the store holds as plain data, for another machine of the same kind, too."""
+    rows = ((key.split(" | "), value) for key, value in store.items(KIND).items())
+    names = ("machine", "outputs", "problem")
+    return [dict(zip(names, key, strict=True), **value) for key, value in rows if len(key) == 3 and _read(value).times]
 
 
-def unwritten() -> int:
-    """Return the number of measurements that could not be stored and end with this process."""
-    return store.unwritten(_KIND)
+def summary(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, int]:
+    """Machine and settings -> of how many problems there are rows (by default of the store), with or without bias."""
+    rows = exported() if rows is None else rows
+    found = {(r["machine"], r["problem"].replace(" bias", "")) for r in rows if not r["outputs"].startswith("about ")}
+    return dict(Counter(machine for machine, _ in sorted(found)))
 
 
 def forget() -> int:
     """Remove every measurement; return of how many problems there were some."""
     reload()
     count = sum(summary().values())
-    return count if store.forget(_KIND) else 0
-
-
-def summary(keys: Iterable[str] | None = None) -> dict[str, int]:
-    """Machine and settings -> how many problems were measured there; with a bias and without it they are one.
-
-    Args:
-        keys: of measurements; by default those of the store.
-    """
-    parts = (key.split(" | ") for key in (entries() if keys is None else keys))
-    found = {(where, text.replace(" bias", "")) for where, outputs, text in parts if not outputs.startswith("about ")}
-    return dict(Counter(where for where, _ in sorted(found)))
-
-
-def exported() -> list[dict[str, Any]]:
-    """Return every measurement as plain data, for another machine of the same kind."""
-    return [dict(zip(("machine", "outputs", "problem"), key.split(" | "), strict=True), **value)
-            for key, value in entries().items()]  # fmt: skip
+    return count if store.forget(KIND) else 0
 
 
 def imported(rows: Any) -> tuple[int, int]:
-    """Keep what was exported, unless as much is known; of how many problems, and how many for this kind of machine.
-
-    Raises:
-        ValueError: it is no measurement; then nothing is kept.
-    """
+    """Keep what was exported where less is known, or raise ValueError; count the problems, all and of this machine."""
     never = {backend.name for backend in backends().values() if not backend.candidate}
-    found: dict[str, Measurement] = {}
+    found: dict[str, _Exported] = {}
     for row in read_as(tuple[_Exported, ...], rows, "choices"):
         where, named, text = row.machine, row.outputs, row.problem
         row.checked(where, named, text)
-        outputs: Any = named.removeprefix("about ").split("+")
-        key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
+        about = named.startswith("about ")
+        passes: Any = named.removeprefix("about ").split("+")
+        key = key_of(ConvProblem.parse(text), passes, where, about)
         if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         for way in row.times:
             names = [part.split("@")[0] for part in way.split(", ")]
-            if never.intersection(names) or len(names) not in (1, len(outputs)) or not way.isprintable():
+            if never.intersection(names) or len(names) not in (1, len(passes)) or not way.isprintable():
                 raise ValueError(f"{way!r} is no choice for {named} of {text}")
         found[key] = row
     for key, new in found.items():
-        if _read(store.read(_KIND, key)).count < new.count:
-            store.write(_KIND, key, new.to_json())
+        if _read(store.read(KIND, key)).count < new.count:
+            store.write(KIND, key, new.to_json())
     reload()
     here = {kind_of_machine(torch.device(kind)) for kind in ("cpu", "cuda")} - {""}
-    counts = summary(found)
+    counts = summary(vars(row) for row in found.values())
     return sum(counts.values()), sum(n for where, n in counts.items() if where.split("; ")[0] in here)
-
-
-def reload() -> None:
-    """Look into the store again when next asked."""
-    _snapshot.cache_clear()
-
-
-@cache
-def _snapshot(_: Path | None, where: str) -> dict[str, Any]:
-    """Key -> what the store in a folder held of a machine when it was first asked, and what was added since."""
-    return {key: value for key, value in store.items(_KIND).items() if key.startswith(f"{where} | ")}

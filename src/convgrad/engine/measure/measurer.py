@@ -1,17 +1,13 @@
 """The measurer: which way to compute some outputs of a problem is the fastest, found out on this machine.
 
-The candidates are the backends that can, for several gradients each sweep and the fastest separate passes. A candidate
-is checked against the reference before it is timed for the first time. Then all are called alternately, as a plan calls
-them: operands that must be copied, an added bias and the sum of a bias gradient are part of the time. One that takes
-more than twice as long as the best is called a few times and no more; one that looks faster than ATen is compared with
-it once more, by themselves, and the worse of both comparisons counts.
+The candidates are the backends that can, for several gradients each sweep and the fastest separate passes. Each is
+checked against the reference before it is timed for the first time. All are called alternately, as a plan calls them.
+One that takes more than twice as long as the best is called a few times and no more; one that looks faster than ATen is
+compared with it once more, by themselves, and the worse of both comparisons counts. What a rule proposes on a GPU is
+timed once against ATen alone, on the operands of its first call (`watched`).
 
-What a rule proposes on a GPU is timed in the same way, whether measuring is on or not: once, against ATen alone, on the
-operands of its first call (`confirmed`).
-
-Measuring costs time that training waits for. Therefore it may take a small share of the running time; an
-unsettled choice is looked at again when there is time for it (`look_again`). One process at a time measures; what it
-finds the others read.
+Measuring may take a small share of the running time; an unsettled choice is made again when there is time for it. One
+process at a time measures; what it finds the others read.
 """
 
 from __future__ import annotations
@@ -33,8 +29,8 @@ from ...problem import ConvProblem, Outputs, passes_of
 from ...settings import capturing, determinism_demanded, measuring, measuring_share
 from ..cache import invalidate
 from ..events import thread
+from ..plan import Step, bind_step, slots_of
 from ..registry import backends, computed_at_once
-from ..steps import Step, bind_step, slots_of
 from . import store
 from .environment import environment, kind_of_machine
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
@@ -56,6 +52,7 @@ _PROPOSED_GRANTED, _PROPOSED_SHARE = 5.0, 0.05
 
 #: What is wrong with some outputs of a problem by a backend, empty where nothing is; handed in from above.
 Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
+Kernel = Callable[..., Any]
 
 
 class _State:
@@ -120,65 +117,9 @@ def _affordable(amount: float, share: float, proposed: bool = False) -> bool:
     return (_PROPOSED_GRANTED if proposed else _GRANTED) + share * (now - _state.since) - _state.spent > amount
 
 
-def look_again(kernel: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """The kernel of an unsettled choice on a device: once there is time to measure, all choices are made anew."""
-    _state.next_look = max(_state.next_look, time.perf_counter() + 1.0)
-
-    def run(*args: Any) -> Any:
-        now = time.perf_counter()
-        if now > _state.next_look:
-            _state.next_look = now + _AGAIN / 10
-            if _affordable(_GRANTED, measuring_share(device)):
-                _state.next_look = now + _AGAIN
-                reload()
-                invalidate()
-        return kernel(*args)
-
-    return run
-
-
-def measure_now(
-    problem: ConvProblem, outputs: Outputs, device: torch.device, *, force: bool = False
-) -> Measurement | None:
-    """Measure a problem if there is time for it and no other process is measuring; None where it was not measured.
-
-    Args:
-        force: whatever the settings and the time say, and wait for others: the user asked for it.
-    """
-    share = inf if force else measuring_share(device)
-    return _now(problem, outputs, device, partial(_measured, problem, outputs, device), share, force=force)
-
-
-def _now(
-    problem: ConvProblem,
-    outputs: Outputs,
-    device: torch.device,
-    measure: Callable[[], Measurement | None],
-    share: float,
-    *,
-    proposed: bool = False,
-    force: bool = False,
-) -> Measurement | None:
-    """Measure if it may take this share of the running time, unless another process has measured it a moment ago."""
-    every = share == inf  # also one of which a similar one was measured
-    key = key_of(problem if every else similar(problem), outputs, environment(device))
-    if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
-        return None
-    with suppress(RuntimeError, MemoryError), _alone(device, share, proposed) as alone:  # no memory for the operands
-        if not alone:
-            return None
-        first, _state.measured[key] = key not in _state.measured, time.perf_counter()
-        known = find(problem, outputs, device, fresh=True) if first and not force else None
-        return known if known is not None and (known.same or not every) else measure()
-    return None
-
-
 @contextmanager
-def _alone(device: torch.device, share: float, proposed: bool = False) -> Iterator[bool]:
-    """Tell the block whether it may measure, and count its time.
-
-    It may if that takes no more than this share of the running time, and no capture, thread or process is in the way.
-    """
+def _alone(device: torch.device, share: float, proposed: bool) -> Iterator[bool]:
+    """Tell the block whether it may measure: there is time, and no capture, thread or process is in the way."""
     capture = device.type == "cuda" and capturing()
     if capture or not _affordable(0.0, share, proposed) or not _state.lock.acquire(blocking=share == inf):
         yield False
@@ -197,23 +138,73 @@ def _alone(device: torch.device, share: float, proposed: bool = False) -> Iterat
         _state.lock.release()
 
 
-def confirmed(kernel: Callable[..., Any], problem: ConvProblem, step: Step, device: torch.device) -> Callable[..., Any]:
-    """Return the kernel of a step that a rule proposed, which is timed against ATen's once, on its first operands.
+def measure_now(
+    problem: ConvProblem,
+    outputs: Outputs,
+    device: torch.device,
+    *,
+    force: bool = False,
+    proposal: Callable[[], Measurement | None] | None = None,
+) -> Measurement | None:
+    """Measure a problem if there is time and no other process measures, or read what one has just measured; else None.
 
-    The result is a measurement, which is stored, and all choices are made anew. Where nothing may be timed ATen
-    computes, until it may.
+    Args:
+        force: whatever the settings and the time say, and wait for others: the user asked for it.
+        proposal: measures what a rule proposed, for which there is time of its own; by default all candidates are.
     """
+    share = inf if force else _PROPOSED_SHARE if proposal else measuring_share(device)
+    every = share == inf  # also one of which a similar one was measured
+    key = key_of(problem, outputs, environment(device), about=not every)
+    if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
+        return None
+    with suppress(RuntimeError, MemoryError), _alone(device, share, proposal is not None) as alone:  # no memory
+        if not alone:
+            return None
+        first, _state.measured[key] = key not in _state.measured, time.perf_counter()
+        known = find(problem, outputs, device, fresh=True) if first and not force else None
+        if known is not None and (known.same or not every):
+            return known
+        return proposal() if proposal else _compared(problem, outputs, device, _candidates(problem, outputs, device))
+    return None
+
+
+# ---- kernels whose choice is made again ---------------------------------------------------------------
+
+
+def watched(kernel: Kernel, problem: ConvProblem, step: Step, device: torch.device) -> Kernel:
+    """Return the kernel of a step which is proposed or unsettled: it makes all choices anew once there is time."""
+    if step.proposed:
+        return _confirmed(kernel, problem, step, device)
+    if not step.unsettled:
+        return kernel
+    _state.next_look = max(_state.next_look, time.perf_counter() + 1.0)
+
+    def run(*args: Any) -> Any:
+        now = time.perf_counter()
+        if now > _state.next_look:
+            _state.next_look = now + _AGAIN / 10
+            if _affordable(_GRANTED, measuring_share(device)):
+                _state.next_look = now + _AGAIN
+                reload()
+                invalidate()
+        return kernel(*args)
+
+    return run
+
+
+def _confirmed(kernel: Kernel, problem: ConvProblem, step: Step, device: torch.device) -> Kernel:
+    """Return the kernel of a proposed step, timed against ATen's once, on its first operands; until then ATen runs."""
     steps = {"aten": (step._replace(backend=backends()["aten"]),), label(step.backend): (step,)}
     atens, faster = bind_step(problem, steps["aten"][0]), list[bool]()
 
     def run(*args: Any) -> Any:
-        def measure() -> Measurement | None:
+        def proposal() -> Measurement | None:
             _compile(partial(kernel, *args))
             given = dict(zip(slots_of(step.outputs), args, strict=False))
             return _compared(problem, step.outputs, device, steps, given)
 
         if not faster and not (not_timed(device) or _state.busy):
-            known = _now(problem, step.outputs, device, measure, _PROPOSED_SHARE, proposed=True)
+            known = measure_now(problem, step.outputs, device, proposal=proposal)
             if known is not None:
                 faster.append(known.ranked()[0][0] != "aten")
                 invalidate()
@@ -248,9 +239,7 @@ def fusion_gains(
             if alone:
                 _compile(fused)
                 try:
-                    calls = {"apart": apart, "fused": fused}
-                    seen = compare(calls, "apart", seconds=_SECONDS, device=device, tie=_TIE, host=True)
-                    gains = seen.at_least("fused") > 1
+                    gains = _comparison({"apart": apart, "fused": fused}, "apart", device).at_least("fused") > 1
                     store.write(_FUSED, key, gains)
                 except Exception:  # no memory, or it cannot be compiled: not in this process
                     gains = False
@@ -282,27 +271,18 @@ def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.dev
 
 
 def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
-    """Way -> its steps, ATen's first where it can."""
-    passes = passes_of(outputs)
+    """Way -> its steps, ATen's first where it can; for several passes also the fastest of each, which is measured."""
     found = {}
     for backend in backends().values():
         steps = steps_of(label(backend), problem, outputs, device) if backend.candidate else None
         if steps and not backend.repeats_aten(problem, device):
             found[label(backend)] = steps
-    if len(passes) > 1:
-        each = [_measured(problem, (p,), device) for p in passes]
+    if len(passes := passes_of(outputs)) > 1:
+        each = [_compared(problem, (p,), device, _candidates(problem, (p,), device)) for p in passes]
         way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
         if steps := steps_of(way, problem, outputs, device):
             found[way] = steps
     return found
-
-
-# ---- measuring -------------------------------------------------------------------------------------
-
-
-def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Measurement | None:
-    """Measure the candidates once more, and keep what was found; None where none can be called."""
-    return _compared(problem, outputs, device, _candidates(problem, outputs, device))
 
 
 def _compared(
@@ -312,13 +292,19 @@ def _compared(
     ways: dict[str, tuple[Step, ...]],
     given: dict[int, torch.Tensor] | None = None,
 ) -> Measurement | None:
-    """Measure these ways once more, on given operands or on random ones, and keep what was found."""
+    """Measure these ways once more, on given operands or random ones, and keep the result; None if none can run."""
     known = find(problem, outputs, device) or Measurement()
-    wrong = known.wrong.copy()
+    wrong, check = known.wrong.copy(), _state.check
     for way, steps in ways.items():
-        unseen = way not in wrong and not (known.same and way in known.times)
-        if unseen and (why := _wrong(problem, steps, device)):
-            wrong[way] = why
+        seen = way in wrong or (known.same and way in known.times)
+        for step in () if seen else steps:
+            backend = step.backend
+            trusted = backend.name == "aten" or backend.checks_itself  # ATen is never banned
+            if not trusted and check and (why := check(backend, problem, step.outputs, device)):
+                text = f"the backend {backend.name!r} is not used for {problem}, it is wrong there: {why}"
+                warn_user(text, RuntimeWarning)
+                wrong[way] = why
+                break
     ways = {way: steps for way, steps in ways.items() if way not in wrong}
     if not ways:
         return None
@@ -336,16 +322,10 @@ def _compared(
     return add(problem, outputs, device, Measurement({w: (t,) for w, t in times.items()}, wrong | raised))
 
 
-def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:
-    """Check a candidate's result; warn and return the reason against it. ATen is never banned."""
-    for step in steps:
-        check = None if step.backend.name == "aten" or step.backend.checks_itself else _state.check
-        why = check(step.backend, problem, step.outputs, device) if check else ""
-        if why:
-            text = f"the backend {step.backend.name!r} is not used for {problem}, it is wrong there: {why}"
-            warn_user(text, RuntimeWarning)
-            return why
-    return ""
+def _comparison(
+    calls: Mapping[str, Callable[[], object]], baseline: str, device: torch.device, **more: Any
+) -> Comparison:
+    return compare(calls, baseline, seconds=_SECONDS, device=device, tie=_TIE, host=True, **more)
 
 
 def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
@@ -365,24 +345,22 @@ def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> t
             if took <= most:
                 once[way] = min(took, call_seconds(calls[way], device))
     first, fastest = next(iter(once)), min(once, key=lambda way: once[way])
-    hopeful = {way: call for way, call in calls.items() if once.get(way, inf) <= _HOPELESS * once[fastest]}
     times = {way: took / once[first] for way, took in once.items()}
 
-    def compared(some: dict[str, Callable[[], object]]) -> Comparison:
-        base = first if first in some else fastest
-        rounds = max(1, min(7, int(_LONGEST * _SECONDS / sum(once[way] for way in some))))
-        seconds = {way: once[way] for way in some}
-        return compare(
-            some, base, seconds=_SECONDS, device=device, least_rounds=rounds, known=seconds, tie=_TIE, host=True
-        )
+    def compared(ways: list[str]) -> Comparison:
+        seconds = {way: once[way] for way in ways}
+        rounds = max(1, min(7, int(_LONGEST * _SECONDS / sum(seconds.values()))))
+        base = first if first in ways else fastest
+        return _comparison({way: calls[way] for way in ways}, base, device, least_rounds=rounds, known=seconds)
 
+    hopeful = [way for way in calls if once.get(way, inf) <= _HOPELESS * once[fastest]]
     if len(hopeful) > 1:
         seen = compared(hopeful)
         times |= {way: times[seen.baseline] / seen.speedup(way).value for way in hopeful}
     confirmed = {first}
     while (best := min(times, key=lambda way: times[way])) not in confirmed:
         confirmed.add(best)  # the choice would leave the first one: once more, by themselves
-        seen = compared({first: calls[first], best: calls[best]})
+        seen = compared([first, best])
         clearly = seen.at_least(best) > 1
         times[best] = max(times[best], 1 / seen.speedup(best).value, 0.0 if clearly else 1.0)
     return times, raised

@@ -1,14 +1,10 @@
 """The store: measurements, checks and findings of this machine, in one SQLite file for all processes.
 
-It is a cache: whatever happens to the file, nothing here raises, nothing wrong is read (each row has a checksum over
-its kind, key and value), and a process warns once at most. What cannot be written stays in memory until the process
-ends.
-
-How the file is used follows from that. Every access opens it anew, so that a fork, a thread, or a file that somebody
-removed needs no care. It has a rollback journal, since a write-ahead log needs shared memory, which network folders do
-not have. Nothing waits for the disk (``synchronous=OFF``): a killed process harms nothing, a power failure at worst
-damages the file, and a damaged file is started anew. Each layout of the rows has a table of its own, so that older and
-newer versions of the library share the file and leave each other's rows alone.
+It is a cache: whatever happens to the file, nothing here raises, nothing wrong is read (each row has a checksum), and a
+process warns once at most. What cannot be written stays in memory until the process ends. Every access opens the file
+anew, so that a fork, a thread, or a file that somebody removed needs no care. It has a rollback journal, for network
+folders have no shared memory for another log. Nothing waits for the disk: a power failure at worst damages the file,
+and a damaged one is started anew. Each layout of the rows has a table of its own, for older and newer versions.
 """
 
 from __future__ import annotations
@@ -91,15 +87,7 @@ def items(kind: str) -> dict[str, Any]:
 
 
 def write(kind: str, key: str, value: Any) -> None:
-    """Store a value, in place of an older one.
-
-    Args:
-        kind: what sort of finding it is; a key belongs to its kind.
-        value: anything that JSON can say, but None.
-
-    Raises:
-        TypeError: JSON cannot say it.
-    """
+    """Store a value that JSON can say, but None, under a key of its kind, in place of an older one."""
     text = json.dumps(value)
     row = (kind, key, text, _checksum(kind, key, text.encode()))
     if _execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?, ?, ?)", *row, writes=True) is None:
@@ -133,11 +121,8 @@ def forget(kind: str) -> bool:
 def alone(wait: float = 0.0) -> Iterator[bool]:
     """Whether no other process (or thread) that shares the folder is inside such a block; held until the block ends.
 
-    The system opens SQLite's lock of the file when a process ends, however it ends. Where there are no locks every
-    process is alone.
-
-    Args:
-        wait: seconds to wait until the others have left.
+    It waits for them, so many seconds. The system opens SQLite's lock when a process ends, however it ends. Where there
+    are no locks every process is alone.
     """
     with ExitStack() as stack:
         free, end = True, time.monotonic() + wait
@@ -149,20 +134,18 @@ def alone(wait: float = 0.0) -> Iterator[bool]:
             if where is not None:
                 where.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=0, isolation_level=None)))
-                while not (free := _locked(lock)) and time.monotonic() < end:
+                while True:
+                    try:
+                        lock.execute("BEGIN EXCLUSIVE")
+                    except sqlite3.Error as error:
+                        free = "locked" not in str(error)
+                    if free or time.monotonic() >= end:
+                        break
                     time.sleep(_PAUSE)  # not in SQLite, which would go on when the user interrupts
+                    free = True
         yield free
     if wait:
         time.sleep(2 * _PAUSE)  # or others that wait would never have their turn
-
-
-def _locked(file: Any) -> bool:
-    """Lock the file of a connection; return whether no other process has it locked."""
-    try:
-        file.execute("BEGIN EXCLUSIVE")
-    except Exception as error:
-        return "locked" not in str(error)
-    return True
 
 
 def _checksum(kind: str, key: str, value: bytes) -> str:

@@ -77,10 +77,7 @@ class Comparison:
         return statistics.median(self.samples[name])
 
     def seconds(self, name: str) -> float:
-        """Return the seconds per call where the baseline takes its median: that median over the speed-up.
-
-        Medians alone have another quotient than the ratios inside the rounds, wherever the machine drifts.
-        """
+        """Return the seconds per call where the baseline takes its median: medians have another quotient."""
         return self.median(self.baseline) / self.speedup(name).value
 
     def speedup(self, name: str) -> Ratio:
@@ -94,10 +91,7 @@ class Comparison:
         return max(median_interval(ratios)[0], min(ratios))
 
     def decided(self, tie: float) -> bool:
-        """Whether it is certain which is the fastest, or that what may be as fast takes less than ``tie`` as long.
-
-        Of too few rounds for an interval, those in which all others always take much longer are enough.
-        """
+        """Whether it is certain which is the fastest, or that what may be as fast takes less than ``tie`` as long."""
         best = min(self.samples, key=self.median)
         for other in {*self.samples} - {best}:
             ratios = self._ratios(best, other)
@@ -150,8 +144,7 @@ def compare(
             launch that does nothing, so that the time is that of the kernels.
         known: seconds per call, for callables that were called a few times before and need no warm-up.
         tie: end as soon as it is clear which one is the fastest (`Comparison.decided`); 0: all rounds.
-        host: on a device, a call takes no less than the processor takes to enqueue it, as where nothing else keeps the
-            device busy.
+        host: on a device, a call takes no less than the processor takes to enqueue it.
 
     Raises:
         ValueError: no callables, or a baseline that is not among them.
@@ -221,12 +214,7 @@ def _timer(call: Callable[[], object], flush: _Flush | None, host: bool) -> Call
 
 
 class _Flush:
-    """Times calls on a device whose caches hold nothing of theirs, and nothing that is still to be written back.
-
-    Attributes:
-        takes: seconds of one flush.
-        empty: seconds between two events around a launch that does nothing.
-    """
+    """Times calls on a device whose caches hold nothing of theirs, and nothing that is still to be written back."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -247,10 +235,7 @@ class _Flush:
     def times(self, call: Callable[[], object], n: int, expected: float) -> tuple[float, float]:
         """Return the seconds between the device's events around a call, and those in which it is enqueued: medians.
 
-        Before each call the device has work for longer than the processor takes to enqueue it, so that it never waits.
-
-        Args:
-            expected: seconds in which it is enqueued, about.
+        Before each call the device has work for longer than enqueuing it is expected to take, so that it never waits.
         """
         flushes = min(_MOST_FLUSHES, 1 + math.ceil(2 * expected / max(self.takes, _LEAST_ON_DEVICE)))
         events, enqueued = [], []

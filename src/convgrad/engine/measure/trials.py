@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...problem import ConvProblem, Outputs, passes_of, sum_of_bias
-from ..steps import SLOTS, Step, bind_step, slots_of
+from ..plan import SLOTS, Step, bind_step, slots_of
 
 Call = Callable[[], Any]
 _COLD_BYTES = 64 << 20  # of operands and results, more than a cache holds
@@ -32,22 +32,41 @@ def trials(
     """Candidates as a plan would run them, with copies of operands, the bias and the sum of its gradient.
 
     Args:
-        ways: name -> the steps, and the problem: the same one, in another layout perhaps.
+        ways: name -> the problem (the same one, in another layout perhaps) and the steps.
         given: the operands by their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
-
-    Raises:
-        RuntimeError, MemoryError: there is no memory for the operands.
     """
     slots = slots_of(passes_of(outputs))
-    count = _sets(next(iter(ways.values()))[0], device)
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
     for problem, _ in ways.values():
-        if given is not None:
-            sets[problem] = [given]
-        elif problem not in sets:
-            first = random_operands(problem, slots, device)
-            sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(count - 1))]
-    return in_turn({way: _bound(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})
+        if problem not in sets:
+            first = random_operands(problem, slots, device) if given is None else given
+            more = _sets(problem, device) - 1 if given is None else 0
+            sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(more))]
+    return in_turn({way: _calls(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})
+
+
+def _sets(problem: ConvProblem, device: torch.device) -> int:
+    """Return the number of operand sets: one on a GPU, where the timer itself flushes the caches."""
+    return 1 + min(_MOST_SETS, _COLD_BYTES // max(problem.least_bytes, 1)) if device.type == "cpu" else 1
+
+
+def _calls(
+    problem: ConvProblem, outputs: Outputs, steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
+) -> list[Call]:
+    """Return a call for each set of operands."""
+    of_bias = problem.bias_slot
+    ones = next(iter(sets[0].values())).new_ones(problem.shape_of(of_bias)[1])
+    kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
+    for step in steps:
+        bias = (ones,) if problem.has_bias and step.outputs == (problem.bias_pass,) else ()
+        kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
+    if "grad_bias" in outputs and not any("grad_bias" in s.outputs for s in steps) and len(passes_of(outputs)) > 1:
+        kernels.append((sum_of_bias, (SLOTS.index(of_bias),), ()))
+
+    def run(calls: list[Call]) -> list[Any]:
+        return [call() for call in calls]
+
+    return [partial(run, [partial(k, *[s[i] for i in slots], *bias) for k, slots, bias in kernels]) for s in sets]
 
 
 def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
@@ -66,41 +85,17 @@ def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
     return {name: partial(call, calls) for name, calls in ways.items()}
 
 
-def _sets(problem: ConvProblem, device: torch.device) -> int:
-    """Return the number of operand sets: one on a GPU, where the timer itself flushes the caches."""
-    return 1 + min(_MOST_SETS, _COLD_BYTES // max(problem.least_bytes, 1)) if device.type == "cpu" else 1
-
-
-def _bound(
-    problem: ConvProblem, outputs: Outputs, steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
-) -> list[Call]:
-    """A call for each set of operands."""
-    kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
-    for step in steps:
-        biased = problem.has_bias and step.outputs == (problem.bias_pass,)
-        bias = (next(iter(sets[0].values())).new_ones(problem.shape_of(problem.bias_slot)[1]),) if biased else ()
-        kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
-    yielded = {o for step in steps for o in step.outputs}
-    if "grad_bias" in outputs and "grad_bias" not in yielded and len(passes_of(outputs)) > 1:
-        kernels.append((sum_of_bias, (SLOTS.index(problem.bias_slot),), ()))
-    return [partial(_run, [partial(k, *(s[i] for i in slots), *bias) for k, slots, bias in kernels]) for s in sets]
-
-
-def _run(kernels: list[Callable[[], Any]]) -> list[Any]:
-    return [kernel() for kernel in kernels]
-
-
 def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> dict[int, Tensor]:
     """Random tensors for some of `SLOTS`, in the problem's layout; the user's random state stays as it is."""
     generator = torch.Generator(device).manual_seed(0)
     found = {}
     for i in slots:
-        shape = problem.shape_of(SLOTS[i])
-        if problem.dtype.is_floating_point or problem.dtype.is_complex:
-            t = torch.empty(shape, dtype=problem.dtype, device=device)
+        shape, dtype = problem.shape_of(SLOTS[i]), problem.dtype
+        if dtype.is_floating_point or dtype.is_complex:
+            t = torch.empty(shape, dtype=dtype, device=device)
             (torch.view_as_real(t) if t.is_complex() else t).uniform_(-1, 1, generator=generator)
         else:
-            least = max(-3, torch.iinfo(problem.dtype).min)
-            t = torch.randint(least, 4, shape, dtype=problem.dtype, device=device, generator=generator)
+            least = max(-3, torch.iinfo(dtype).min)
+            t = torch.randint(least, 4, shape, dtype=dtype, device=device, generator=generator)
         found[i] = t.contiguous(memory_format=problem.memory_format)
     return found

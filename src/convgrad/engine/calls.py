@@ -17,16 +17,10 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from .._compat import (
-    any_autocast,
-    dispatch_modes,
-    function_modes,
-    functorch_active,
-    jit_tracing,
-    suggested_format,
-)
-from ..backends import reads_odd_strides
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, jit_tracing, suggested_format
+from ..backends import reads_odd_strides, warn_if_absent
 from ..problem import (
+    ConvProblem,
     Form,
     Geometry,
     Outputs,
@@ -34,18 +28,25 @@ from ..problem import (
     check_backward,
     check_memory,
     check_operands,
+    check_output_padding,
     conv_geometry,
     convolution_shape,
     gradient_outputs,
+    in_order,
     layout_of,
     problem_of,
 )
 from ..settings import flags
-from .cache import plans, remember
-from .plan import Plan, plan_for
-from .request import requested
+from .cache import generation, plans, remember
+from .choice import choose
+from .measure.measurer import watched
+from .plan import Plan
+from .request import active, requested, resume
 
 Ints = Sequence[int]
+#: PyTorch's second derivatives of a convolution in groups take a number of kernel calls that grows with the groups.
+#: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).
+_MOST_GROUPS = 32
 
 
 def is_plain(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
@@ -84,10 +85,7 @@ def find(
     dictionary, but PyTorch does not accept one for another.
 
     Args:
-        op: what is called; it says how ``raw`` is read.
-        raw: the arguments as the caller wrote them.
-        a, b, c: the operands.
-        memory_format: the layout of the result, where the caller decides it.
+        op: what is called; it says how ``raw``, the arguments as the caller wrote them, is read.
         below: the call has been through the dispatcher. Otherwise it must be a plain one (`is_plain`).
     """
     if not below and not is_plain(a, b, c):
@@ -121,15 +119,7 @@ def resolve(
     c: Tensor | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> Plan:
-    """Return the plan for a call of an operator below the dispatcher: looked up, or made and remembered.
-
-    Args:
-        op: ``convolution``, ``convolution_backward``, ``grad_input`` or ``grad_weight``.
-        raw: the arguments behind its operands a, b and c, all in the operator's order.
-
-    Raises:
-        ConvgradError: the operands do not belong together, or no backend can.
-    """
+    """Return the plan for a call of an operator below the dispatcher, with operands a, b and c: looked up, or made."""
     found = find(f"convgrad::{op}", raw, a, b, c, memory_format, True)
     return found if isinstance(found, Plan) else make(found, op, raw, a, b, c, memory_format)
 
@@ -144,11 +134,7 @@ def make(
     memory_format: torch.memory_format | None = None,
     padding_mode: PaddingMode = "zeros",
 ) -> Plan:
-    """Validate a call of an operator, plan it, and remember the plan under a key.
-
-    Args:
-        padding_mode: of a ``convolution``; the operators themselves only pad with zeros.
-    """
+    """Validate a call of an operator, plan it, and remember the plan under a key; only a ``convolution`` has a mode."""
     operands: tuple[Any, ...] = (a, b) if op in ("grad_input", "grad_weight") else (a, b, c)
     checked = _CHECKS[op](*operands, *raw, **({} if memory_format is None else {"memory_format": memory_format}))
     g = checked.geometry
@@ -170,6 +156,69 @@ def make(
     if key is not None:
         remember(key, plan, plan.generation)
     return plan
+
+
+def plan_for(problem: ConvProblem, outputs: Outputs, device: torch.device, now: bool = False) -> Plan:
+    """Return a new plan under the flags and the request in force; it may be measured if it is about to run ``now``."""
+    outputs, since, request = in_order(outputs), generation[0], active()
+    if now and device.type == "cpu":
+        warn_if_absent()
+    steps = () if problem.empty else choose(problem, outputs, device, request, now=now)
+    return Plan(problem, outputs, device, steps, request, since, watched)
+
+
+# ---- the backward of a forward plan ------------------------------------------------------------------------
+
+
+def backward_of(plan: Plan, needs: tuple[bool, ...]) -> Plan:
+    """Return the plan of the gradients of (input, weight, bias) that are needed; made when it is first needed."""
+    found = plan.backwards.get(needs)
+    if found is None:
+        if plan.form is not None:
+            *_, transposed, output_padding, _ = plan.form.arguments
+            check_output_padding(transposed, output_padding)
+        with resume(plan.request):
+            outputs = gradient_outputs(plan.problem.transposed, needs)
+            found = plan_for(plan.problem.replace(has_bias=False), outputs, plan.device, now=True)
+        plan.backwards[needs] = found
+    return found
+
+
+def pytorch_autograd_suffices(plan: Plan, input: bool, weight: bool) -> bool:
+    """Whether PyTorch's own call, recorded by its own autograd, computes all of it and loses nothing by it.
+
+    ``input`` and ``weight`` say which require a gradient: for a frozen weight, PyTorch would save an input for nothing.
+    """
+    p = plan.problem
+    lost = not weight or p.depthwise or p.groups > _MOST_GROUPS or plan.request is not None
+    found = plan.aten and not lost and plan.device.type == "cpu" and not any(plan.arguments[4] + plan.form.arguments[4])
+    if found:
+        found = all(backward_of(plan, (input, True, bias)).aten for bias in {False, p.has_bias})
+    plan.suffices[input, weight] = found
+    return found
+
+
+#: Of a linear layer as a convolution: stride, padding, dilation, transposed, output_padding and groups.
+POINTWISE = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+
+
+def as_pointwise(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [..., in_features] as an image [1, in_features, 1, rows] in channels_last, the weight as a kernel 1x1."""
+    return rows.view(1, 1, -1, rows.shape[-1]).permute(0, 3, 1, 2), weight.view(*weight.shape, 1, 1)
+
+
+def beats_matmul(plan: Plan) -> bool:
+    """Whether a linear layer's plan leaves any part to a faster backend than torch's matrix product, or is unsettled.
+
+    What it leaves to PyTorch must be that product: not a convolution, nor what replaces a wrong one.
+    """
+    steps = (*plan.steps, *backward_of(plan, (True, True, plan.problem.has_bias)).steps)
+    others = [step for step in steps if step.backend.name != "aten:matmul"]
+    for step in others:
+        known = plan.request is not None or step.backend.preferred or step.reason.startswith("measured")
+        if step.backend.from_pytorch or not (known or step.backend.name.startswith("native")):
+            return False
+    return bool(others) or any(step.unsettled for step in steps)
 
 
 # ---- validation -------------------------------------------------------------------------

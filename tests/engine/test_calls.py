@@ -11,8 +11,8 @@ import torch
 
 import convgrad
 from convgrad.engine import cache
+from convgrad.engine.calls import find, resolve
 from convgrad.engine.plan import Plan
-from convgrad.engine.resolver import find, resolve
 
 from .measuring import deterministic
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import convgrad
-from convgrad.backends import patches
+from convgrad.backends import products
 from convgrad.engine.registry import get_backend
 from convgrad.problem import PASSES, ConvProblem, Pass
 from convgrad.testing import check_problem
@@ -91,10 +91,10 @@ def test_reasons(text: str, why: str) -> None:
 
 def test_never_in_fewer_bits_than_convolutions_have(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, problem = get_backend("aten:patches"), ConvProblem.parse(PROBLEMS[1])
-    monkeypatch.setattr(patches, "exact_matmul", lambda library: library != "cuda")
+    monkeypatch.setattr(products, "exact_matmul", lambda library: library != "cuda")
     assert backend.arithmetic(problem, "forward", CUDA) == "tf32"
     for allowed in (True, False):
-        monkeypatch.setattr(patches, "cudnn_allows_tf32", lambda allowed=allowed: allowed)
+        monkeypatch.setattr(products, "cudnn_allows_tf32", lambda allowed=allowed: allowed)
         reasons = backend.reasons_against(problem, ("forward",), CUDA)
         assert reasons == ([] if allowed else ["it would multiply in TF32, which is forbidden here"])
     assert not backend.reasons_against(problem.replace(dtype=torch.bfloat16), ("forward",), CUDA)
