@@ -115,11 +115,13 @@ void multiply_vectors(Products run, int64_t vectors) {
 }
 // Some rows, at most kPointwiseRows, and any number of vectors: 8, 4, 2 or 1 rows at a time, few loops for all numbers.
 template <int N, class Products>
-void multiply_rows(Products run, int64_t rows, int64_t vectors) {
+void multiply_rows(const Products& run, int64_t rows, int64_t vectors) {
   constexpr int kSizes = kPointwiseRows == 8 ? 4 : 3;
   static constexpr auto kernels = make_all<kSizes>([](auto i) { return multiply_vectors<N, 1 << i, Products>; });
-  for (int i = kSizes - 1; i >= 0; --i)
-    if (rows >> i & 1) kernels[i](run, vectors), run.template skip_rows<N>(1 << i);
+  if (rows == kPointwiseRows) return kernels[kSizes - 1](run, vectors);  // to copy it takes as long as a few terms
+  Products left = run;
+  for (int i = kSizes - 2; i >= 0; --i)
+    if (rows >> i & 1) kernels[i](left, vectors), left.template skip_rows<N>(1 << i);
 }
 
 // ---- results: a row is one of their channels, a term one of the source's, a vector a column -------------------------
