@@ -119,14 +119,17 @@ def _scaled(model: nn.Module, name: str, channels_last: bool, seconds: float, au
 def by_rules_alone() -> Iterator[None]:
     """Choose as if nothing had been measured here; what PyTorch was found to get wrong is avoided all the same."""
     load_recorded()
-    before = os.environ.get("CONVGRAD_CACHE", "")
+    before = os.environ.get("CONVGRAD_CACHE")
     os.environ["CONVGRAD_CACHE"] = "off"
     cache.invalidate()
     try:
         with convgrad.measure(False):
             yield
     finally:
-        os.environ["CONVGRAD_CACHE"] = before
+        if before is None:
+            del os.environ["CONVGRAD_CACHE"]
+        else:
+            os.environ["CONVGRAD_CACHE"] = before
         cache.invalidate()
 
 

@@ -291,7 +291,7 @@ def test_what_a_user_registered_has_a_column_and_says_what_it_refuses() -> None:
     assert Profile.from_dict(profile.to_dict()) == profile
 
 
-def test_of_a_busy_machine_no_ratio_is_told(monkeypatch, capsys) -> None:
+def test_of_a_busy_machine_no_ratio_is_told(monkeypatch) -> None:
     monkeypatch.setattr("convgrad.diagnostics.measure.Load.others", 7.0)
     explained = convgrad.explain(P, measure=True)
     assert str(explained).startswith("THIS MACHINE WAS BUSY: ")

@@ -127,7 +127,7 @@ class Call:
 
     @property
     def same(self) -> tuple[str, str, str, str]:
-        """What equal calls have in common."""
+        """The values that equal calls share: problem, outputs, backend and device."""
         return self.problem, self.outputs, self.backend, self.device
 
     @property
@@ -136,7 +136,7 @@ class Call:
         return f"{self.backend} {self.kernel}".rstrip()
 
     @property
-    def library(self) -> str:
+    def backend_name(self) -> str:
         """The backend without its kernel."""
         return self.backend.partition(" ")[0]
 
@@ -188,7 +188,7 @@ def _kernel_of(event: Event) -> str:
 
 def reasoned(call: Call) -> Call:
     """Return a call with the reason for which the engine leaves it to PyTorch, in place of the plain fact."""
-    if call.library == "aten":
+    if call.backend_name == "aten":
         steps = choose(call.convolution, call.passes, torch.device(call.device), active())
         if [step.backend.name for step in steps] == ["aten"]:
             return replace(call, reason=steps[0].reason)

@@ -64,7 +64,7 @@ def costs_of_rows(
         if time.perf_counter() > until:
             break
         looked += 1
-        seen = alternatives(row.convolution, row.passes, torch.device(row.device), row.library, layout=layout)
+        seen = alternatives(row.convolution, row.passes, torch.device(row.device), row.backend_name, layout=layout)
         speedups = {} if seen is None else {name: seen.speedup(name) for name in seen.samples if name != CHOSEN}
         last = speedups.pop(LAST, None)
         if last and last.low > 1:
@@ -73,7 +73,7 @@ def costs_of_rows(
             best, gain = max(faster.items(), key=lambda one: one[1].value)
             what = f"{row.shown} of {row.layers[0] if row.layers else row.problem}: {best} is {gain} as fast as "
             kind, remedy = _remedy(row, tune, stock)
-            result.append(Cost(kind, f"{what}{row.library}.", remedy, row.total * (1 - 1 / gain.value), (i,)))
+            result.append(Cost(kind, f"{what}{row.backend_name}.", remedy, row.total * (1 - 1 / gain.value), (i,)))
     if lasts:
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
         remedy = "model.to(memory_format=torch.channels_last), and the inputs"
@@ -87,9 +87,9 @@ def costs_of_rows(
 def _remedy(row: Call, tune: str, stock: bool) -> tuple[str, str]:
     """Return the kind of a cost, and what makes a row use another backend."""
     if row.reason.startswith("requested by name"):
-        return "backend", f"leave out the request for {row.library!r} (use_backend, backend=)"
+        return "backend", f"leave out the request for {row.backend_name!r} (use_backend, backend=)"
     if row.reason.startswith("registered by the user"):
-        return "backend", f'convgrad.unregister("{row.library}")'
+        return "backend", f'convgrad.unregister("{row.backend_name}")'
     if stock and row.reason == "PyTorch's own kernel":
         return "backend", "convgrad.accelerate_(model)"
     return "tune", tune

@@ -95,7 +95,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What a profile keeps of an earlier run, to be compared with it."""
+    """The part of a profile that a later one keeps, to be compared with it."""
 
     what: str  #: the name of the model, script or file
     made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))  #: ISO 8601

@@ -31,7 +31,7 @@ class _Side:
 
     def __init__(self, calls: Sequence[Call], busy: bool) -> None:
         self.calls, self.first = calls, calls[0]
-        self.backends = list(dict.fromkeys(call.library for call in calls))
+        self.backends = list(dict.fromkeys(call.backend_name for call in calls))
         full = ", ".join(dict.fromkeys(call.backend for call in calls))
         self.by = full if len(full) < 22 else ", ".join(self.backends)
         self.output = "  output" if self.first.direction == "forward" else "  gradients"
@@ -119,7 +119,7 @@ class Layers:
             result.append("; ".join([f"{kernel.name}: {len(kernel.layers)} of {count}", *refused]))
         by: dict[tuple[str, str], dict[str, None]] = {}
         for call in (call for group in groups for side in group for call in side.calls if call.reason):
-            by.setdefault((call.library, without_figures(call.reason)), {})[_named(call).split(" ")[0]] = None
+            by.setdefault((call.backend_name, without_figures(call.reason)), {})[_named(call).split(" ")[0]] = None
         for (name, reason), where in by.items():
             others = f" and {len(where) - 3} more" if len(where) > 3 else ""
             result.append(f"why {name}: {reason} ({', '.join([*where][:3])}{others})")

@@ -336,7 +336,7 @@ def _kernels(rows: Sequence[Call], device: torch.device) -> tuple[Kernel, ...]:
     ours = {backend.name for backend in built_in()}
     for name, backend in ((name, one) for name, one in backends().items() if name not in ours):
         refused: dict[str, tuple[str, ...]] = {}
-        runs = [row for row in rows if row.library == name]
+        runs = [row for row in rows if row.backend_name == name]
         for problem, layers in layers_of.items():
             against = [reasons_against(backend, problem, (output,), device) for output in PASSES]
             if all(against):

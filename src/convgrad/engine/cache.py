@@ -1,4 +1,4 @@
-"""What is remembered of calls: their plans, and the compiled table (``csrc/aten``), by which a call needs no Python.
+"""Calls that were seen before: their plans, and the compiled table (``csrc/aten``), by which a call needs no Python.
 
 Both are bounded, and emptied whenever choices may change. Without the compiled library, and with a PyTorch that lacks a
 function that it needs, there is no table, and every call is computed in Python.

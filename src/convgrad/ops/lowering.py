@@ -1,4 +1,4 @@
-"""What a graph that is being traced gets in place of the operators, and what a tensor subclass gets.
+"""Operators in a graph that is being traced, and on a tensor subclass: each gets something else in their place.
 
 A subclass gets aten's operator, which it may know, instead of ours, which it cannot. Under ``torch.compile`` a problem
 whose choice is ATen becomes a plain aten convolution in the graph, so that Inductor still sees it. `use_backend` holds
