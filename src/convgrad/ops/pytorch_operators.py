@@ -274,6 +274,8 @@ def _open_table() -> Table | None:
     table = open_table(compute)
     if table is None:
         return None
+    # PyTorch looks an operator up at its first use, which a fork cuts short: the child would wait for ever.
+    torch.empty(0).new_empty_strided((0,), (1,))
     gpu = torch.version.cuda is not None and torch.version.hip is None
     for key in ("CPU", "CUDA") if gpu else ("CPU",):
         if table.register(key.encode(), 1) is None:
