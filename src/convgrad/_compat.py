@@ -194,20 +194,24 @@ jit_tracing: Callable[[], Any] = _C._get_tracing_state
 fx_tracing: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
 
 
-class DispatchMode(TorchDispatchMode):
-    """A mode for which PyTorch does not import its compiler, which takes a second, only to keep it from compiling."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return "torch._dynamo" in sys.modules
-
-
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, marked so that Dynamo neither compiles nor traces it."""
     frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that Dynamo leaves alone. PyTorch's own way to say so imports all of Dynamo, which takes a second."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        left_by_dynamo(cls.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def anything_compiled() -> bool:

@@ -170,6 +170,8 @@ def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weigh
 
 #: How many blocks are open.
 _open = {"takeover": 0, "observe_aten": 0}
+#: Whether an interrupt may have left kernels of this library registered.
+_left = False
 #: Undoes what the first block did.
 _undo: Callable[[], object] | None = None
 #: By operator and device type, what a call ran before ours.
@@ -218,9 +220,10 @@ def _count(block: str, more: int) -> None:
 
 def _exchange() -> Callable[[], object]:
     """Replace PyTorch's kernels by those here; return the function that undoes it."""
+    global _left  # noqa: PLW0603
     gpu = torch.version.cuda is not None or torch.version.hip is not None
     keys = ("CPU", "CUDA") if gpu else ("CPU",)
-    for key in keys:
+    for key in () if _left else keys:
         for op, name in _NAMES.items():
             _originals[op, key.lower()] = torch.library.get_kernel(f"aten::{name}", key).call_boxed
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -230,7 +233,11 @@ def _exchange() -> Callable[[], object]:
     table = opened()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
-        undo = _in_python(keys) if table is None else _compiled(table, keys)
+        try:
+            undo = _in_python(keys) if table is None else _compiled(table, keys)
+        except BaseException:
+            _left = True
+            raise
     if table is not None:
         table.others_kernels(others)
     _retired.extend(torch.library.get_kernel(f"aten::{name}", key) for name in _NAMES.values() for key in keys)
