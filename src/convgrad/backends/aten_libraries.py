@@ -109,34 +109,31 @@ class AtenLibrary(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        problem = without_slack(problem)
+        if not problem.symmetric:
+            return over_copy(problem, outputs, self.bind(padded(problem), outputs))
 
         @cache  # the device is known at the first call
         def contraction(device: torch.device) -> Contract:
-            own = self.by_pytorch(problem, pass_, device)
-            return _aten.bind(problem, (pass_,)) if own else self.forced(problem, pass_, device)
+            if self.by_pytorch(problem, pass_, device):
+                return _aten.bind(problem, outputs)
+            flat = problem.ndim == 1  # an image of height 1
+            p = (with_height(problem) if flat else problem).replace(origin="plain")
+            operator = self.operator(p, pass_, device)
+            if operator is None:
+                operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
+
+            def contract(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+                a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
+                result = operator(a, b, bias)
+                return result.squeeze(2) if flat else result
+
+            return contract
 
         def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
             return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)
 
         return kernel
-
-    def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """Return the library's operator for any padding, and for one dimension as an image of height 1."""
-        problem = without_slack(problem)
-        if not problem.symmetric:
-            return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
-        flat = problem.ndim == 1
-        p = (with_height(problem) if flat else problem).replace(origin="plain")
-        operator = self.operator(p, pass_, device)
-        if operator is None:
-            operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
-
-        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
-            result = operator(a, b, bias)
-            return result.squeeze(2) if flat else result
-
-        return contract
 
 
 def with_height(p: ConvProblem) -> ConvProblem:

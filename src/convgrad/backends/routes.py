@@ -13,44 +13,25 @@ import torch
 from torch import Tensor
 
 from .._compat import channels_last_of
-from ..problem import ConvProblem, Outputs, Pass
+from ..problem import ConvProblem, Outputs
 from .aten import AtenBackend
 from .aten_libraries import with_height
-from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
-from .padding import over_copy, padded
+from .base import Kernel
+from .padding import Restated, padded
 
 _aten = AtenBackend()
 
 
-class AtenRoute(Backend):
-    """ATen on converted operands: another dtype or layout, a sequence as an image of one row, padding written out."""
-
-    from_pytorch = True
+class AtenRoute(Restated):
+    """ATen on converted operands: in another dtype or layout, a sequence as an image of one row."""
 
     def __init__(self, name: str, summary: str, restated: Callable[[ConvProblem], ConvProblem], otherwise: str) -> None:
-        self.name, self.summary = name, summary
-        #: The problem that ATen gets; the same one where this route changes nothing.
-        self.restated = restated
-        #: Why this route is the same as ATen's call where it changes nothing.
-        self.otherwise = otherwise
-        self.pads = restated is _padded
-        self.sweeps = () if self.pads else BOTH_GRADIENTS
-        self.layouts = ("any",) if self.pads else ("strided",)
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        other = self.restated(problem)
-        if other is problem:
-            return [self.otherwise.format(p=problem)]
-        return _aten.reasons_against(other, outputs, device)
-
-    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
-        return _aten.wrong_here(self.restated(problem), outputs, device)
+        super().__init__(_aten, restated, name, summary, otherwise)
+        self.layouts = ("strided",)
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         other = self.restated(problem)
         kernel, lifted = _aten.bind(other, outputs), other.ndim > problem.ndim
-        if self.pads:
-            return over_copy(problem, outputs, kernel)
 
         def there(t: Tensor) -> Tensor:
             return _converted(t.unsqueeze(2) if lifted else t, other)
@@ -66,12 +47,6 @@ class AtenRoute(Backend):
             return tuple(t.to(problem.dtype) if t.dim() == 1 else back(t) for t in found)
 
         return one_pass if len(outputs) == 1 else sweep
-
-    def fuses_bias(self, problem: ConvProblem) -> bool:
-        return True
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return _aten.arithmetic(self.restated(problem), pass_, device)
 
 
 def _converted(t: Tensor, p: ConvProblem) -> Tensor:
@@ -100,6 +75,11 @@ def _padded(p: ConvProblem) -> ConvProblem:
     return p if other is p else other.replace(origin="plain")
 
 
+_padding = Restated(
+    _aten, _padded, "aten:padded", "ATen over an input that carries its padding", "there is no padding to write out"
+)
+_padding.sweeps = ()
+
 ROUTES = (
     # For a CPU without 16-bit arithmetic, and for sums that are rounded once.
     AtenRoute("aten:float32", "ATen in float32, for float16 and bfloat16", _in_float32,
@@ -112,6 +92,5 @@ ROUTES = (
               "its layout is contiguous as it is"),
     # Most of oneDNN's kernels in `aten_defects` go wrong where a border is wide and the image small. With the zeros
     # written out there is no border; that costs one copy of the input, and the kernel stays the fast one.
-    AtenRoute("aten:padded", "ATen over an input that carries its padding", _padded,
-              "there is no padding to write out"),
+    _padding,
 )  # fmt: skip
