@@ -119,49 +119,40 @@ def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any)
 
 def _plan(backward: bool, raw: Any, a: Tensor, b: Tensor, c: Any) -> Plan | None:
     """Return the plan of a call of PyTorch's operators; None where PyTorch must see the call as it is."""
-    name, make_plan = (
-        ("aten::convolution_backward", _plan_backward) if backward else ("aten::convolution", _plan_forward)
-    )
-    found: Any = find(name, raw, a, b, c, None, True)
-    return _inside(make_plan, found, raw, a, b, c) if found.__class__ is tuple else found
+    name = "convolution_backward" if backward else "convolution"
+    found: Any = find(f"aten::{name}", raw, a, b, c, None, True)
+    return _inside(_make_plan, found, name, raw, a, b, c) if found.__class__ is tuple else found
 
 
-def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
-    """Make the plan of a convolution, and remember it."""
-    plan, since = None, generation[0]
-    if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
+def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> Plan | None:
+    """Make the plan of a call and remember it; the shapes of a backward are checked, which PyTorch does not do."""
+    plan, since, backward = None, generation[0], name == "convolution_backward"
+    input, weight, padding = (b, c, raw[2]) if backward else (a, b, raw[1])
+    if backward:
+        bias_sizes, *arguments, mask = raw
         try:
-            plan = make(None, "convolution", raw, input, weight, bias)
+            if len(padding) not in (1, weight.dim() - 2):
+                raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
+            geometry = conv_geometry(weight.shape, *arguments)
+            check_operands(("grad_output", a), ("input", input), ("weight", weight))
+        except ConvgradError:
+            return None
+        if input.shape[0] == a.shape[0] == 0:  # of an empty batch PyTorch checks nothing
+            return None
+        sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
+        check_backward(a.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
+        raw, computed = (sizes, *arguments, mask), any(mask) and 0 not in (a.numel(), input.numel())
+    else:
+        computed = len(padding) in (1, weight.dim() - 2) and 0 not in input.shape
+    if computed and not input.is_complex():
+        try:
+            plan = make(None, name, raw, a, b, c)
         except BackendError:
             if active() is not None:
                 raise
-        except ConvgradError:  # PyTorch says in its own words what is wrong
-            pass
-    remember(key, plan, since)
-    return plan
-
-
-def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weight: Tensor) -> Plan | None:
-    """Make the plan of a backward, whose shapes are checked: PyTorch's own kernel reads memory without."""
-    bias_sizes, *arguments, mask = raw
-    plan, since = None, generation[0]
-    try:
-        if len(arguments[1]) not in (1, weight.dim() - 2):
-            raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
-        geometry = conv_geometry(weight.shape, *arguments)
-        check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
-    except ConvgradError:
-        return None
-    if input.shape[0] == grad_output.shape[0] == 0:  # of an empty batch PyTorch checks nothing
-        return None
-    sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
-    check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
-    if 0 not in (grad_output.numel(), input.numel()) and any(mask) and not input.is_complex():
-        try:
-            plan = make(None, "convolution_backward", (sizes, *arguments, mask), grad_output, input, weight)
-        except BackendError:
-            if active() is not None:
-                raise
+        except ConvgradError:
+            if backward:
+                raise  # of a forward PyTorch says in its own words what is wrong
     remember(key, plan, since)
     return plan
 

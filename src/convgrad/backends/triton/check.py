@@ -100,13 +100,7 @@ def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -
 
 
 def instead(problem: ConvProblem, outputs: Outputs, *operands: Any) -> Any:
-    """Compute these outputs by PyTorch's kernels, pass by pass, as the function that `Backend.bind` describes."""
-    if len(outputs) == 1:
-        return _bound(problem, outputs)(*operands).contiguous(memory_format=problem.memory_format)
-    given: dict[str, Any] = dict(zip(("grad_output", "input", "weight"), operands, strict=False))
-    return tuple(
-        given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
-        if output == "grad_bias"
-        else instead(problem, (output,), *(given[slot] for slot in OPERANDS[output]))
-        for output in outputs
-    )
+    """Compute these outputs by PyTorch's kernels, as the function that `Backend.bind` describes."""
+    if len(outputs) > 1:  # PyTorch's backward of the plain problem
+        return _bound(problem.replace(origin="plain"), outputs)(*operands)
+    return _bound(problem, outputs)(*operands).contiguous(memory_format=problem.memory_format)
