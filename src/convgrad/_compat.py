@@ -128,11 +128,7 @@ def channels_last_of(ndim: int) -> torch.memory_format:
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Return the strides of a new tensor.
-
-    A meta tensor would say the same, but is seen by whoever watches allocations; PyTorch's own functions would, but
-    import sympy, which takes half a second.
-    """
+    """Return the strides of a new tensor, without PyTorch's own functions, which import sympy for half a second."""
     last = len(shape) - 1
     strides, step = [0] * len(shape), 1
     for dim in (1, *range(last, 1, -1), 0) if channels_last else range(last, -1, -1):
@@ -282,14 +278,8 @@ def offset_of_tensor() -> int | None:
 # ---- tensor subclasses and symbolic sizes -----------------------------------------------------------
 
 
-def refuse_memory(t: Tensor) -> None:
-    """Let C++ code that reads the memory of a tensor without memory raise an error, instead of reading address 0."""
-    _C._set_throw_on_mutable_data_ptr(t)
-
-
-def is_traced(t: Tensor) -> bool:
-    """Whether a tensor belongs to a graph that AOTAutograd is tracing."""
-    return type(t).__name__ == "FunctionalTensor"
+#: Lets C++ code that reads the memory of a tensor without memory raise an error, instead of reading address 0.
+refuse_memory: Callable[[Tensor], None] = _C._set_throw_on_mutable_data_ptr
 
 
 def is_subclass(t: Tensor) -> bool:

@@ -103,12 +103,7 @@ class Table(Generic[Row]):
         return [(bool(spec), c) for (_, spec), c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
     def text(self, width: int | None = None) -> str:
-        """Return the table for a terminal.
-
-        Args:
-            width: the most that a line may have; the columns that would exceed it stand below each row instead, with
-                their titles.
-        """
+        """Return the table for a terminal; columns that would make a line wider than ``width`` stand below each row."""
         columns = self._shown()
         widths = [max(map(len, c)) for _, c in columns]
         fit = len(columns)

@@ -76,11 +76,7 @@ def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def load() -> ctypes.CDLL | None:
-    """Return the library; None where there is none.
-
-    Raises:
-        ValueError: the environment variable names one that cannot be loaded.
-    """
+    """Return the library or None; a ValueError where the environment variable names one that cannot be loaded."""
     return _try_load()[0]
 
 
@@ -99,12 +95,7 @@ def warn_if_absent() -> None:
 def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:
     """Return the library and a ``convgrad_plan``, a plain value that holds nothing to free.
 
-    Args:
-        problem: what `pack_problem` returns.
-        set_name: an instruction set, "amx" or "winograd", which this build has; where it is empty the set in use.
-
-    Raises:
-        RuntimeError: there is no library, or not this instruction set in it.
+    ``set_name`` is an instruction set, "amx" or "winograd"; empty is the set in use. RuntimeError: it is not there.
     """
     library = load()
     if library is None:

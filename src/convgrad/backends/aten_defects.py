@@ -326,12 +326,9 @@ def learn(findings: Iterable[tuple[ConvProblem, Output, str]]) -> None:
 
 
 def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.device) -> tuple[str, tuple[str, ...]]:
-    """Return the defect of PyTorch that concerns one of these outputs, as a sentence, and the backends to use instead.
+    """Return the defect of PyTorch in one of these outputs, as a sentence, and the backends to use instead.
 
     Both are empty where nothing is known to be wrong, and where `aten` cures it.
-
-    Args:
-        problem: as PyTorch would be called for it.
     """
     if device.type != "cpu":
         return "", ()
@@ -346,10 +343,6 @@ def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.dev
 
 @cache
 def warn_of(wrong: str) -> None:
-    """Warn, once a process for each defect, that a result was requested which is known to be wrong.
-
-    Args:
-        wrong: what `Backend.wrong_here` returned; nothing where it is empty.
-    """
+    """Warn, once for each sentence of `Backend.wrong_here`, that a requested result is known to be wrong."""
     if wrong:
         warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)

@@ -46,10 +46,7 @@ class _Sized(Tensor):
 
 
 def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
-    """Return the library that PyTorch chooses for this problem under the flags in force: a ``torch._C._ConvBackend``.
-
-    The device must be here.
-    """
+    """Return the ``torch._C._ConvBackend`` that PyTorch chooses under the flags in force; the device must be here."""
     p = statable(problem)
     p = with_height(p) if p.ndim == 1 else p  # as PyTorch computes it
 
@@ -92,10 +89,7 @@ class AtenLibrary(Backend):
 
     @abstractmethod
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract | None:
-        """Return the library's function for one pass of a problem of 2 or 3 dimensions with symmetric padding.
-
-        None where it has none: the gradient of the weight is then its forward in another role.
-        """
+        """Return a pass in 2 or 3 dimensions with symmetric padding; None: grad_weight by a forward."""
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -142,13 +136,10 @@ def with_height(p: ConvProblem) -> ConvProblem:
 
 
 def _grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Any]) -> Contract:
-    """Compute the gradient of the weight as the forward of another problem, for a library that exposes only forwards.
+    """Compute the gradient of the weight as the forward of another problem, whose function ``operator`` makes.
 
     The input's channels become the batch, the batch becomes the channels that are summed over, grad_output the kernel;
     stride and dilation change places. Positions past the kernel, which a stride leaves over, are cut off.
-
-    Args:
-        operator: makes the forward of a problem.
     """
     n, g, c = p.batch, p.groups, p.in_channels // p.groups
     reached = tuple(d.kernel + more // d.dilation for d, more in zip(p.dims, output_padding(p), strict=True))
@@ -168,11 +159,7 @@ def _grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem]
 
 
 def _by_groups(p: ConvProblem, contract: Contract, *, of_weight: bool = False) -> Contract:
-    """Compute group by group, as ATen does for kernels without groups.
-
-    Args:
-        of_weight: whether the second operand is an input and the result a weight, with groups in dimensions 1 and 0.
-    """
+    """Compute group by group, as ATen does; the result has its groups first if it is a weight."""
     if p.groups == 1:
         return contract
 
@@ -213,11 +200,8 @@ class _GpuLibrary(AtenLibrary):
     """A GPU library, by the operators that PyTorch exposes: its forward, and its backward-data as a transposed forward.
 
     For the gradient of the weight no operator is left: it is PyTorch's own backward where that picks the library, and
-    refused with the reason where not. PyTorch's backward takes no flags: where those of this instance forbid something
-    that PyTorch's allow, the gradient of the weight is a forward of the library in another role.
-
-    Args:
-        flags: of every call of this instance; those that are given become part of its name.
+    refused with the reason where not. PyTorch's backward takes no flags: where those of this instance, a part of its
+    name, forbid something that PyTorch's allow, it is a forward of the library in another role.
     """
 
     device_types = ("cuda",)

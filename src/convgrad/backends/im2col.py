@@ -172,12 +172,9 @@ def _multiply(
     pass_: Pass, matrix: Tensor, windows: Tensor, part: Tensor, read: Tensor, copy: Tensor, bias: Tensor | None,
     row: Tensor | None,
 ) -> None:  # fmt: skip
-    """Compute a pass for one piece.
+    """Compute a pass for one piece: of ``windows`` of the images, and a part of the output, [G, C_out/G, n, *box].
 
-    Args:
-        windows: what the piece reads of the images; ``read`` is memory for the columns.
-        part: its part of the output, [G, C_out/G, n, *box]; ``copy`` is memory for a dense one.
-        row: ones, as many as there are positions.
+    ``read`` and ``copy`` are memory for the columns and a dense part; ``row`` is ones, one a position.
     """
     box = part.dim() - 2
     columns, products = read.flatten(1, -1 - box).flatten(2), copy.flatten(2)  # [G, C_in/G * K or C_out/G, positions]

@@ -24,11 +24,7 @@ def padded(problem: ConvProblem) -> ConvProblem:
 
 
 def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
-    """Return the input of ``padded(problem)``: with its padding, or a part of it where the padding crops.
-
-    Shape:
-        (N, C_in, *in) -> (N, C_in, *(in + low + high))
-    """
+    """Return the input of ``padded(problem)``, (N, C_in, *(in + low + high)); the padding may crop."""
     added, cropped = sides(problem)
     if any(map(any, added)):
         mode = problem.padding_mode
@@ -37,11 +33,7 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
-    """Return the adjoint of `pad_input`.
-
-    Shape:
-        (N, C_in, *(in + low + high)) -> (N, C_in, *in)
-    """
+    """Return the adjoint of `pad_input`: (N, C_in, *(in + low + high)) -> (N, C_in, *in)."""
     added, cropped = sides(problem)
     if any(map(any, cropped)):
         grad_input = by_pytorch(grad_input, cropped)
@@ -69,11 +61,7 @@ def inside(t: Tensor, sides: Sides) -> Tensor:
 def over_copy(
     problem: ConvProblem, outputs: Outputs, kernel: Kernel, layout: torch.memory_format | None = None
 ) -> Kernel:
-    """Return the bound function of a problem, made from that of ``padded(problem)``.
-
-    Args:
-        layout: in which the latter takes the copy; None: any.
-    """
+    """Return the bound function of a problem, made from that of ``padded(problem)``; it takes the copy in a layout."""
     layout = layout or problem.memory_format
 
     def pad(input: Tensor) -> Tensor:

@@ -189,11 +189,7 @@ def _inputs(sequence: Tensor, ids: Tensor, row: Tensor, at: Tensor, own: Tensor)
 
 
 def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
-    """Compute the windows that reach into another sequence again, without the inputs there: K - 1 of each sequence.
-
-    Args:
-        ids: the sequence of each input, and of the K - 1 inputs before them.
-    """
+    """Compute the windows that reach into another sequence again, without its inputs; ``ids`` begin K - 1 earlier."""
     width = weight.shape[1]
     seq_idx = ids[:, width - 1 :]
     own = (ids.unfold(1, width, 1) == seq_idx[..., None]) & (seq_idx >= 0)[..., None]  # [N, L, K]

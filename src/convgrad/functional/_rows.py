@@ -25,11 +25,7 @@ def require_layout(layout: object) -> None:
 
 
 def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: Tensor, layout: Layout) -> Tensor:
-    """Compute a 1-D convolution of an (N, L, C) or (L, C) tensor by one of an image of one row.
-
-    Args:
-        call: the convolution, a function of the image [N, C, 1, L] and the weight [.., .., 1, k].
-    """
+    """Compute a 1-D convolution of (N, L, C) or (L, C) by one of an image [N, C, 1, L] and a weight [.., .., 1, k]."""
     require_layout(layout)
     refuse_nested(input, weight)
     if weight.dim() != 3 or input.dim() not in (2, 3):

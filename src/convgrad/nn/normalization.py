@@ -49,11 +49,7 @@ def _format(input: Tensor) -> torch.memory_format:
 
 
 def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
-    """Whether the kernels compute an input with the statistics of the batch, or of each image.
-
-    Args:
-        parameters: weight, bias and running values, each of which may be missing.
-    """
+    """Whether the kernels compute an input with the statistics of the batch or of each image, and parameters."""
     if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
         return False  # a small input before all else, because its layer has the least time to lose
     plain = (input.is_cpu and _plain()) or describes(input) is not None
@@ -109,10 +105,6 @@ def compute(
     Without gradients the result is computed at once: the input may change before the activation reads the result, and
     the backward, which would refuse that, never runs. So it is where a compiled function may read it, which Dynamo
     could not trace.
-
-    Args:
-        reader: what `expected_reader` returned.
-        by_image: normalize each image by itself.
     """
     tensors, options = (input, weight, bias), (running_mean, running_var, momentum, epsilon)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):

@@ -23,7 +23,6 @@ from .._compat import (
     forward_ad_active,
     functorch_active,
     has_storage,
-    is_traced,
     single_level,
     will_engine_execute,
     without_autocast,
@@ -208,7 +207,8 @@ def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) 
     """Return the operator below autograd, or the one that a graph which is being traced gets instead."""
     if dispatch_modes():
         flops.register()
-    call = lowering.traced_operator(op, operands, rest) if is_traced(operands[0]) else None
+    traced = type(operands[0]).__name__ == "FunctionalTensor"  # by AOTAutograd
+    call = lowering.traced_operator(op, operands, rest) if traced else None
     call = call or partial(op.redispatch, keyset & _C._after_autograd_keyset)
 
     def below(*args: Any, **options: Any) -> Any:

@@ -84,11 +84,8 @@ def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
 def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
     """Compute one call of an operator; store it in the table if it can be computed without Python from now on.
 
-    Args:
-        op: one of the four numbers above.
-        key: under which the table stores the call; None if it cannot.
-        a, b, c: input, weight and bias; of a backward, grad_output, input and weight.
-        raw: the other arguments of the operator. The overrideable backward is called with ``bias_sizes``, too.
+    ``a``, ``b`` and ``c`` are input, weight and bias; of a backward, grad_output, input and weight. ``raw`` are the
+    other arguments, of each backward with ``bias_sizes``. The key is None if the table cannot have it.
     """
     backward, own = op in (BACKWARD, OVERRIDEABLE_BACKWARD), op >= OVERRIDEABLE
     if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process

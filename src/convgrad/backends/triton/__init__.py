@@ -191,11 +191,8 @@ class TritonBackend(Backend):
     ) -> Entry | None:
         """Return the launches of such a call for the table of compiled code, where there was one before on this device.
 
-        None if it must go through Triton's launcher.
-
-        Args:
-            operands: of the call, by the names of ``entry.SLOTS``.
-            buffers: the number of scratch buffers that the entry's earlier steps take.
+        None if it must go through Triton's launcher. ``operands`` have the names of ``entry.SLOTS``; ``buffers`` are
+        the scratch buffers of the entry's earlier steps.
         """
         device = next(iter(operands.values())).device
         if device.type != "cuda" or torch.version.hip is not None or device in self._banned:
@@ -212,11 +209,7 @@ class TritonBackend(Backend):
     def _verify(
         self, problem: ConvProblem, silu: bool, kernel: str, outputs: Outputs, tensors: Mapping[str, Tensor]
     ) -> None:
-        """Check results of a compiled kernel: the first ones, and those of another order of magnitude of offsets.
-
-        Raises:
-            _WrongResultError: they are wrong.
-        """
+        """Check a kernel's first results, and others for each magnitude of offsets; raise _WrongResultError."""
         device = tensors[outputs[0]].device
         key = device, kernel, max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
         if key in self._checked:

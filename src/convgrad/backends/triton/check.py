@@ -32,11 +32,9 @@ def fault(
     arithmetic: Arithmetic,
     silu: bool = False,
 ) -> str | None:
-    """Return the error of a call's results as a sentence, or None.
+    """Return the error of a call's results as a sentence, or None; ``tensors`` are operands and results by their names.
 
-    Args:
-        tensors: operands and results by their names.
-        silu: the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.
+    With ``silu`` the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.
     """
     for output in outputs:
         result = tensors[output]
@@ -84,11 +82,7 @@ def _sampled(p: ConvProblem, pass_: Pass, given: Mapping[str, Any], arithmetic: 
 
 
 def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -> str | None:
-    """Return the number of finite elements that are further off than rounding can explain.
-
-    Args:
-        size: the sums of the products' magnitudes.
-    """
+    """Return how many finite elements are further off than rounding explains; ``size`` are sums of magnitudes."""
     rounded = exact.to(got.dtype)
     product = 2.0**-10 if arithmetic == "tf32" else 2.0**-16  # TF32 has 10 bits; float32 adds up to thousands of them
     allowed = size * product + rounded.abs().double() * torch.finfo(got.dtype).eps + torch.finfo(got.dtype).tiny

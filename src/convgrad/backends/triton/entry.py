@@ -63,10 +63,7 @@ class Entry(NamedTuple):
 def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
     """Return the entry of a call that was made before, with its results checked; None where there can be none.
 
-    Args:
-        made: from `launch.bound` or `launch.bound_bands`.
-        operands: the tensors of the call by the names of `SLOTS`: those of its outputs that are operands, and no other.
-        buffers: the number of scratch buffers of the steps before this one.
+    ``operands`` are those of the call's outputs, by the names of `SLOTS`, and no other.
     """
     p, layout = made.problem, made.layout
     if layout != p.memory_format and made.outputs != ("grad_weight",):
@@ -108,8 +105,7 @@ def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entr
 def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: int) -> bytes | None:
     """Return a launch as a ``CudaLaunch``; None if Triton's launcher does more than to pass the arguments.
 
-    Args:
-        pointers: of the launch's tensors: the slot, an offset in bytes, and the alignment.
+    ``pointers`` are the slots of the launch's tensors, an offset in bytes, and the alignment.
     """
     kernel = selected.compiled
     hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)  # of profilers: one, or a chain of some
