@@ -18,17 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import (
-    amx_here,
-    avx2_here,
-    avx512_here,
-    channels_last_of,
-    onednn_has,
-    onednn_limit,
-    suggests_channels_last,
-    usual_strides,
-    warn_user,
-)
+from .. import _compat
 from ..problem import ConvProblem, Output, Outputs, effective_kernel
 from ..settings import mkldnn
 
@@ -52,13 +42,13 @@ class Defect:
         """Whether this machine's kernels have it: whether oneDNN uses these instructions."""
         if not self.instructions:
             return True
-        limit = onednn_limit().upper()
-        if not avx2_here() or limit.startswith("SSE") or limit == "AVX":
+        limit = _compat.onednn_limit().upper()
+        if not _compat.avx2_here() or limit.startswith("SSE") or limit == "AVX":
             return False
         if self.instructions == "avx2":
             return True
-        more = {"avx512": lambda: True, "amx": amx_here, "fp16": lambda: onednn_has(torch.float16)}
-        return avx512_here() and not limit.startswith("AVX2") and more[self.instructions]()
+        more = {"avx512": lambda: True, "amx": _compat.amx_here, "fp16": lambda: _compat.onednn_has(torch.float16)}
+        return _compat.avx512_here() and not limit.startswith("AVX2") and more[self.instructions]()
 
     def concerns(self, problem: ConvProblem, output: Output) -> bool:
         """Whether PyTorch gets this output of this problem wrong on this machine."""
@@ -97,10 +87,10 @@ def tidy(t: Tensor) -> Tensor:
     key = (t.shape, t.stride())
     if key in _ordinary:
         return t
-    channels_last = channels_last_of(t.dim() - 2)
+    channels_last = _compat.channels_last_of(t.dim() - 2)
     if t.dim() >= 4 and 1 in t.shape:
-        layout = channels_last if suggests_channels_last(t) else torch.contiguous_format
-        usual = usual_strides(t.shape, layout is channels_last)
+        layout = channels_last if _compat.suggests_channels_last(t) else torch.contiguous_format
+        usual = _compat.usual_strides(t.shape, layout is channels_last)
         if t.is_contiguous(memory_format=layout):
             if key[1] != usual:
                 return t.as_strided(t.shape, usual)
@@ -345,4 +335,4 @@ def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.dev
 def warn_of(wrong: str) -> None:
     """Warn, once for each sentence of `Backend.wrong_here`, that a requested result is known to be wrong."""
     if wrong:
-        warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)
+        _compat.warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)

@@ -12,19 +12,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
 
-from .._compat import (
-    accumulate_dtype,
-    anything_compiled,
-    apply_of,
-    channels_last_of,
-    dispatch_modes,
-    forward_ad_active,
-    function_modes,
-    functorch_active,
-    has_storage,
-    jit_tracing,
-    saved_tensors_hooks,
-)
+from .. import _compat
 from ..backends import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .deferred import Deferred, describes, watching
 
@@ -34,18 +22,18 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 def _plain() -> bool:
     """Whether a call is a plain one: no transform, mode or trace sees it."""
-    seen = functorch_active() or dispatch_modes() or function_modes() > watching() or forward_ad_active()
-    return not seen and jit_tracing() is None
+    modes = _compat.dispatch_modes() or _compat.function_modes() > watching()
+    return not (modes or _compat.functorch_active() or _compat.forward_ad_active()) and _compat.jit_tracing() is None
 
 
 def _is_odd(t: Tensor) -> bool:
     """Whether a tensor's values differ from its memory, as of a lazy negation."""
-    return t.is_neg() or not (has_storage(t) and (t.data_ptr() or t.is_meta))
+    return t.is_neg() or not (_compat.has_storage(t) and (t.data_ptr() or t.is_meta))
 
 
 def _format(input: Tensor) -> torch.memory_format:
     """Return the layout of a dense input, or None if no kernel takes it."""
-    return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
+    return torch.contiguous_format if input.is_contiguous() else _compat.channels_last_of(input.dim() - 2)
 
 
 def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
@@ -93,7 +81,7 @@ def expected_reader(module: Any) -> str | None:
     if has_hooks(module):
         return ""
     reader = _readers.get(module)
-    return None if reader == "" and saved_tensors_hooks() is not None else reader
+    return None if reader == "" and _compat.saved_tensors_hooks() is not None else reader
 
 
 def compute(
@@ -109,7 +97,7 @@ def compute(
     tensors, options = (input, weight, bias), (running_mean, running_var, momentum, epsilon)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
         return normalized(input, weight, bias, *options, "", by_image)[0]
-    if reader == "" or anything_compiled():
+    if reader == "" or _compat.anything_compiled():
         return _normalization(*tensors, *options, "", by_image, False)
     value, deferred = _normalization(*tensors, *options, reader or "", by_image, True)
     deferred._convgrad_pending, deferred._convgrad_activation = value, reader or ""
@@ -142,7 +130,7 @@ class Normalized(Deferred):
 
     def activated(self, activation: str, in_place: bool) -> Tensor | None:
         """Return the result of an activation that is the first reader; None where another one was."""
-        if not torch.is_grad_enabled() or functorch_active():
+        if not torch.is_grad_enabled() or _compat.functorch_active():
             return None
         pending = vars(self).pop("_convgrad_pending", None)
         if pending is None:
@@ -243,7 +231,7 @@ def _folded(input: Tensor) -> Tensor:
 
 def _repeated(input: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
     """Return parameters [C] as [N * C], not in 16 bits, to which the gradients of all images would be rounded."""
-    return [None if p is None else p.to(accumulate_dtype(p.dtype)).repeat(len(input)) for p in parameters]
+    return [None if p is None else p.to(_compat.accumulate_dtype(p.dtype)).repeat(len(input)) for p in parameters]
 
 
 class _Normalization(torch.autograd.Function):
@@ -309,5 +297,5 @@ def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tu
     return tuple(gradients)
 
 
-_normalization = apply_of(_Normalization)
+_normalization = _compat.apply_of(_Normalization)
 _aten: Any = torch.ops.aten
