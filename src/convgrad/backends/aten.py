@@ -156,12 +156,9 @@ def _sweep(p: ConvProblem, n: int) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def complex_product(
-    contract: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    contract: Callable[[Tensor, Tensor, Tensor | None], Tensor], a: Tensor, b: Tensor, bias: Tensor | None = None,
     workspace: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute a bilinear map of complex operands as three real ones (Gauss; ATen's complex forward does the same)."""
     a, b = a.resolve_conj(), b.resolve_conj()
     cr, ci = (None, None) if bias is None else (bias.resolve_conj().real, bias.resolve_conj().imag)

@@ -106,23 +106,19 @@ class AtenLibrary(Backend):
         problem = without_slack(problem)
         if not problem.symmetric:
             return over_copy(problem, outputs, self.bind(padded(problem), outputs))
+        if problem.ndim == 1:  # an image of height 1
+            flat = self.bind(with_height(problem), outputs)
+            return lambda a, b, bias=None, workspace=None: flat(a.unsqueeze(2), b.unsqueeze(2), bias).squeeze(2)
 
         @cache  # the device is known at the first call
         def contraction(device: torch.device) -> Contract:
             if self.by_pytorch(problem, pass_, device):
                 return _aten.bind(problem, outputs)
-            flat = problem.ndim == 1  # an image of height 1
-            p = (with_height(problem) if flat else problem).replace(origin="plain")
+            p = problem.replace(origin="plain")
             operator = self.operator(p, pass_, device)
             if operator is None:
                 operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
-
-            def contract(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-                a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
-                result = operator(a, b, bias)
-                return result.squeeze(2) if flat else result
-
-            return contract
+            return lambda a, b, bias: operator(tidy(a), tidy(b), bias)
 
         def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
             return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)

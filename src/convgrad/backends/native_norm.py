@@ -43,15 +43,9 @@ def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool, by_imag
 
 
 def normalize(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    epsilon: float,
-    activation: str = "",
-) -> tuple[Tensor, Tensor]:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, epsilon: float, activation: str = "",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the normalized, activated input, and each channel's mean and inverse deviation; update running values.
 
     The input is contiguous, or in channels_last with `LEAST_CHANNELS` or more; all others are contiguous, and of its
@@ -69,14 +63,9 @@ def normalize(
 
 
 def normalization_gradients(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    statistics: Tensor,
-    needs: tuple[bool, bool, bool],
-    activation: str = "",
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    grad_output: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor,
+    needs: tuple[bool, bool, bool], activation: str = "",
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients that are needed, of a grad_output with the input's strides."""
     like = weight if weight is not None else bias if bias is not None else input
     grad_input = torch.empty_like(input) if needs[0] else None
@@ -88,13 +77,9 @@ def normalization_gradients(
 
 
 def _run(
-    input: Tensor,
-    statistics: Tensor,
-    activation: str,
-    tensors: tuple[Tensor | None, ...],
-    epsilon: float = 0.0,
+    input: Tensor, statistics: Tensor, activation: str, tensors: tuple[Tensor | None, ...], epsilon: float = 0.0,
     momentum: float = 0.0,
-) -> None:
+) -> None:  # fmt: skip
     """Call the library, not on the meta device, with the tensors of ``convgrad_norm`` but mean and invstd."""
     if input.is_meta:
         return

@@ -19,20 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _compat, engine
+from .. import _compat, engine, problem
 from ..engine import Plan, Table
 from ..errors import BackendError, ConvgradError
-from ..problem import (
-    CONTRACTED,
-    Form,
-    Role,
-    add_bias,
-    channels_of_output,
-    check_backward,
-    check_operands,
-    conv_geometry,
-    derivative,
-)
+from ..problem import CONTRACTED, Form, Role
 from .autograd import with_layout
 from .kernels import fake_convolution, fake_convolution_backward
 
@@ -63,7 +53,7 @@ def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any)
     """
     backward, own = op in (BACKWARD, OVERRIDEABLE_BACKWARD), op >= OVERRIDEABLE
     if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process
-        raw = ([channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
+        raw = ([problem.channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
     watched = engine.observers or _compat.profiler_enabled()
     takes = own or taken_over()
     if not own and (engine.thread.in_backend or not (takes or watched) or _compat.jit_tracing() is not None):
@@ -109,14 +99,14 @@ def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> P
         try:
             if len(padding) not in (1, weight.dim() - 2):
                 raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
-            geometry = conv_geometry(weight.shape, *arguments)
-            check_operands(("grad_output", a), ("input", input), ("weight", weight))
+            geometry = problem.conv_geometry(weight.shape, *arguments)
+            problem.check_operands(("grad_output", a), ("input", input), ("weight", weight))
         except ConvgradError:
             return None
         if input.shape[0] == a.shape[0] == 0:  # of an empty batch PyTorch checks nothing
             return None
         sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
-        check_backward(a.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
+        problem.check_backward(a.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
         raw, computed = (sizes, *arguments, mask), any(mask) and 0 not in (a.numel(), input.numel())
     else:
         computed = len(padding) in (1, weight.dim() - 2) and 0 not in input.shape
@@ -289,8 +279,9 @@ def _double_backward(*arguments: Any) -> Any:
         for role in CONTRACTED[yields]:
             if role in wanted and cotangent is not None:
                 others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                term = derivative(form, yields, role, cotangent, others)
+                term = problem.derivative(form, yields, role, cotangent, others)
                 found[role] = found[role] + term if role in found else term
     if of_bias is not None and "output" in wanted:
-        found["output"] = add_bias(found["output"] if "output" in found else torch.zeros_like(grad_output), of_bias)
+        before = found["output"] if "output" in found else torch.zeros_like(grad_output)
+        found["output"] = problem.add_bias(before, of_bias)
     return found.get("output"), found.get("input"), found.get("weight")

@@ -26,12 +26,8 @@ _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked
 
 
 def fault(
-    problem: ConvProblem,
-    outputs: Outputs,
-    tensors: Mapping[str, Any],
-    arithmetic: Arithmetic,
-    silu: bool = False,
-) -> str | None:
+    problem: ConvProblem, outputs: Outputs, tensors: Mapping[str, Any], arithmetic: Arithmetic, silu: bool = False,
+) -> str | None:  # fmt: skip
     """Return the error of a call's results as a sentence, or None; ``tensors`` are operands and results by their names.
 
     With ``silu`` the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.

@@ -144,15 +144,9 @@ class Bound:
     """
 
     def __init__(
-        self,
-        problem: ConvProblem,
-        outputs: Outputs,
-        verify: Callable[..., None],
-        launch: Callable[[bool, bool], Launch],
-        layout: torch.memory_format,
-        most: int = 1,
-        centred: bool = False,
-    ) -> None:
+        self, problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], launch: Callable[[bool, bool],
+        Launch], layout: torch.memory_format, most: int = 1, centred: bool = False,
+    ) -> None:  # fmt: skip
         self.problem, self.outputs, self.layout = problem, outputs, layout
         self._verify, self._most = verify, most
         sums_alone = outputs == ("grad_weight",)
@@ -183,13 +177,9 @@ class Bound:
         self._main = cache(main)
 
     def __call__(
-        self,
-        first: Tensor,
-        second: Tensor,
-        third: Tensor | None = None,
-        workspace: Tensor | None = None,
+        self, first: Tensor, second: Tensor, third: Tensor | None = None, workspace: Tensor | None = None,
         centre: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         p, in_parts = self.problem, self._most > 1
         tensors: dict[str, Tensor] = {}
         for (name, layout), t in zip(self._slots, (first, second, third, centre), strict=False):
@@ -274,13 +264,8 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], a
 
 
 def launch_of(
-    g: Geometry,
-    use: Use,
-    with_bias: bool,
-    bias_tap: tuple[int, int, int],
-    in_parts: bool = True,
-    activation: int = 0,
-) -> Launch:
+    g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int], in_parts: bool = True, activation: int = 0,
+) -> Launch:  # fmt: skip
     """Return a launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
