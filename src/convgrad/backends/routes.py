@@ -56,17 +56,9 @@ def _converted(t: Tensor, p: ConvProblem) -> Tensor:
     return t.contiguous(memory_format=p.memory_format)
 
 
-def _in_float32(p: ConvProblem) -> ConvProblem:
-    return p.replace(dtype=torch.float32) if p.dtype in (torch.float16, torch.bfloat16) else p
-
-
 def _in_channels_last(p: ConvProblem) -> ConvProblem:
     lifted = with_height(p) if p.ndim == 1 else p
     return p if p.channels_last else lifted.replace(memory_format=channels_last_of(lifted.ndim))
-
-
-def _in_contiguous(p: ConvProblem) -> ConvProblem:
-    return p.replace(memory_format=torch.contiguous_format) if p.channels_last else p
 
 
 def _padded(p: ConvProblem) -> ConvProblem:
@@ -82,13 +74,15 @@ _padding.sweeps = ()
 
 ROUTES = (
     # For a CPU without 16-bit arithmetic, and for sums that are rounded once.
-    AtenRoute("aten:float32", "ATen in float32, for float16 and bfloat16", _in_float32,
+    AtenRoute("aten:float32", "ATen in float32, for float16 and bfloat16",
+              lambda p: p.replace(dtype=torch.float32) if p.dtype in (torch.float16, torch.bfloat16) else p,
               "it computes torch.float16 and torch.bfloat16 in torch.float32, got {p.dtype}"),
     # A sequence has no such layout.
     AtenRoute("aten:channels_last", "ATen in channels_last, for contiguous tensors; a sequence is an image of one row",
               _in_channels_last, "its layout is channels_last as it is"),
     # On a GPU cuDNN computes the groups of channels_last tensors one after the other.
-    AtenRoute("aten:contiguous", "ATen on contiguous copies, for tensors in channels_last", _in_contiguous,
+    AtenRoute("aten:contiguous", "ATen on contiguous copies, for tensors in channels_last",
+              lambda p: p.replace(memory_format=torch.contiguous_format) if p.channels_last else p,
               "its layout is contiguous as it is"),
     # Most of oneDNN's kernels in `aten_defects` go wrong where a border is wide and the image small. With the zeros
     # written out there is no border; that costs one copy of the input, and the kernel stays the fast one.

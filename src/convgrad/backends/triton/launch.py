@@ -93,9 +93,10 @@ class Launch:
         programs, parts = self._grid(PROGRAMS if compiled is None else at_once(device, compiled.n_regs, threads))
         arguments = self.arguments(parts, tensors)
         taken = [i for i, name in enumerate(tensors) if name in arguments]
-        interpreted = partial(self._kernel[(programs,)], **self._options) if compiled is None else None
         others = list(arguments.values())[len(taken) :]
-        return Selected(interpreted or compiled[programs, 1, 1], taken, others, parts, programs, compiled)
+        if compiled is None:
+            return Selected(partial(self._kernel[(programs,)], **self._options), taken, others, parts, programs, None)
+        return Selected(compiled[programs, 1, 1], taken, others, parts, programs, compiled)
 
     def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the kernel."""
@@ -144,8 +145,8 @@ class Bound:
     """
 
     def __init__(
-        self, problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], launch: Callable[[bool, bool],
-        Launch], layout: torch.memory_format, most: int = 1, centred: bool = False,
+        self, problem: ConvProblem, outputs: Outputs, verify: Callable[..., None],
+        launch: Callable[[bool, bool], Launch], layout: torch.memory_format, most: int = 1, centred: bool = False,
     ) -> None:  # fmt: skip
         self.problem, self.outputs, self.layout = problem, outputs, layout
         self._verify, self._most = verify, most
