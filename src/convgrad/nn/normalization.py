@@ -94,12 +94,12 @@ def compute(
     the backward, which would refuse that, never runs. So it is where a compiled function may read it, which Dynamo
     could not trace.
     """
-    tensors, options = (input, weight, bias), (running_mean, running_var, momentum, epsilon)
+    tensors, running = (input, weight, bias), (running_mean, running_var, momentum)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
-        return normalized(input, weight, bias, *options, "", by_image)[0]
+        return normalized(*tensors, epsilon, by_image, "", running)[0]
     if reader == "" or _compat.anything_compiled():
-        return _normalization(*tensors, *options, "", by_image, False)
-    value, deferred = _normalization(*tensors, *options, reader or "", by_image, True)
+        return _normalization(*tensors, epsilon, by_image, "", running, False)
+    value, deferred = _normalization(*tensors, epsilon, by_image, reader or "", running, True)
     deferred._convgrad_pending, deferred._convgrad_activation = value, reader or ""
     deferred._convgrad_module = ref(module)
     deferred._convgrad_call = *tensors, epsilon, by_image
@@ -165,14 +165,13 @@ class Normalized(Deferred):
         values = vars(self).get("_convgrad_values")
         if values is not None:
             return values
-        input, weight, bias, epsilon, by_image = self._convgrad_call
-        if [t._version for t in (input, weight, bias) if t is not None] != self._convgrad_versions:
+        if [t._version for t in self._convgrad_call[:3] if t is not None] != self._convgrad_versions:
             raise RuntimeError(
                 "the input, weight or bias of a normalization was changed in place before something other than its "
                 "activation read the result"
             )
         with torch.no_grad():
-            return normalized(input, weight, bias, None, None, 0.0, epsilon, "", by_image)[0]
+            return normalized(*self._convgrad_call)[0]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,16 +196,18 @@ _ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
 
 
 def normalized(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-    momentum: float, epsilon: float, activation: str = "", by_image: bool = False,
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, by_image: bool, activation: str = "",
+    running: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the normalized, activated values, the statistics, and the input as the kernels take it."""
-    options = running_mean, running_var, momentum, epsilon, activation
+    """Return the normalized, activated values, the statistics, and the input as the kernels take it.
+
+    The running mean and variance are updated with a momentum.
+    """
     if not by_image:
-        return *normalize(input, weight, bias, *options), input
+        return *normalize(input, weight, bias, *running, epsilon, activation), input
     shape, input = input.shape, input.contiguous()
     weight, bias = _repeated(input, weight, bias)
-    output, statistics = normalize(_folded(input), weight, bias, *options)
+    output, statistics = normalize(_folded(input), weight, bias, *running, epsilon, activation)
     return _aten._unsafe_view(output, shape), statistics, input  # a view would be copied by activations in place
 
 
@@ -214,7 +215,7 @@ def recomputed(node: Any) -> Tensor:
     """Return the first output of a node once more, without history; an error where its input changed."""
     input, weight, bias, _ = node.saved_tensors
     with torch.no_grad():
-        return normalized(input, weight, bias, None, None, 0.0, node.epsilon, node.activation, node.by_image)[0]
+        return normalized(input, weight, bias, node.epsilon, node.by_image, node.activation)[0]
 
 
 def activating_node(t: Tensor) -> Any:
@@ -245,7 +246,7 @@ class _Normalization(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Any:
         *options, deferred = arguments
         output, statistics, input = normalized(input, weight, bias, *options)
-        ctx.epsilon, ctx.activation, ctx.by_image = options[-3:]
+        ctx.epsilon, ctx.by_image, ctx.activation, _ = options
         ctx.save_for_backward(input, weight, bias if deferred else None, statistics)
         if not deferred:
             return output
@@ -264,7 +265,7 @@ class _Normalization(torch.autograd.Function):
             gradients = [None if a is None or b is None else a + b for a, b in zip(gradients, each, strict=True)]
         if len(grad_outputs) > 1 and (deferred := ctx.deferred()) is not None:
             deferred.keep()
-        return (*gradients, *(None,) * 7)
+        return (*gradients, *(None,) * 5)
 
 
 def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tuple[Tensor | None, ...]:

@@ -186,20 +186,17 @@ class TritonBackend(Backend):
         with self._lock:
             return self._bound_ones(problem, outputs, device, activation)
 
-    def entry(
-        self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor], buffers: int = 0
-    ) -> Entry | None:
+    def entry(self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor]) -> Entry | None:
         """Return the launches of such a call for the table of compiled code, where there was one before on this device.
 
-        None if it must go through Triton's launcher. ``operands`` have the names of ``entry.SLOTS``; ``buffers`` are
-        the scratch buffers of the entry's earlier steps.
+        None if it must go through Triton's launcher. The operands have the names of ``entry.SLOTS``.
         """
         device = next(iter(operands.values())).device
         if device.type != "cuda" or torch.version.hip is not None or device in self._banned:
             return None
         from .entry import entry
 
-        return entry(self._bound(problem, outputs, device), operands, buffers)
+        return entry(self._bound(problem, outputs, device), operands)
 
     def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device, activation: int) -> Bound:
         from .launch import bound

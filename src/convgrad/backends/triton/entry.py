@@ -44,10 +44,8 @@ _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u3
 
 
 class Entry(NamedTuple):
-    """The launches that compute some outputs of a problem.
-
-    They are valid for operands of the same shapes, strides, dtypes and device, each of which is a multiple of 16 bytes
-    where ``aligned`` says so.
+    """The launches that compute some outputs of a problem: for operands of the same shapes, strides, dtypes, device and
+    alignment to 16 bytes.
     """
 
     #: ``CudaLaunch``, one after the other.
@@ -56,11 +54,9 @@ class Entry(NamedTuple):
     scratch: tuple[int, ...]
     #: The shape and strides of each result that the caller allocates, all of the operands' dtype.
     results: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]]
-    #: For each operand that is read, whether its address is a multiple of 16: a part of the key.
-    aligned: dict[str, bool]
 
 
-def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
+def entry(made: Bound, operands: Mapping[str, Tensor]) -> Entry | None:
     """Return the entry of a call that was made before, with its results checked; None where there can be none.
 
     ``operands`` are those of the call's outputs, by the names of `SLOTS`, and no other.
@@ -92,14 +88,14 @@ def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entr
     for selected, places in steps.launches:
         pointers: list[tuple[int, int, int]] = []
         for place in places.values():
-            slot = SLOTS.index(place) if place in SLOTS else len(SLOTS) + buffers
+            slot = SLOTS.index(place) if place in SLOTS else len(SLOTS)
             begin = steps.bias_part if place == "bias scratch" else 0
             pointers.append((slot, begin, 16 if is_aligned(place, begin) else 1))
         one = packed(selected, pointers, context)
         if one is None:
             return None
         launches += one
-    return Entry(launches, (steps.scratch,) if steps.scratch else (), results, aligned)
+    return Entry(launches, (steps.scratch,) if steps.scratch else (), results)
 
 
 def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: int) -> bytes | None:
