@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from .._compat import onednn_has, usual_strides
-from ..problem import ConvProblem, Dimension, Outputs, Pass, add_bias, fields_of
+from ..problem import ConvProblem, Outputs, Pass, add_bias
 from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
-from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments
+from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments, with_height
 from .aten_defects import tidy, without_slack
 from .base import Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
@@ -124,11 +124,6 @@ class AtenLibrary(Backend):
             return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)
 
         return kernel
-
-
-def with_height(p: ConvProblem) -> ConvProblem:
-    """Return a problem of one dimension as one of two, with a height of 1."""
-    return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
 
 
 def _grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Any]) -> Contract:

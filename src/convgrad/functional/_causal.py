@@ -2,7 +2,7 @@
 
 The functions of the package ``causal-conv1d`` (Dao-AILab), which Mamba's layers call, on any device and dtype and for
 any kernel width, differentiable in every tensor. What a sequence carries are its last ``K - 1`` inputs. Everything is
-computed as images of one row (see `_rows`), so that a sequence is read as it lies in memory.
+computed as images of one row (see `as_images`), so that a sequence is read as it lies in memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
 from ..ops import autocast_is_on
 from ._arguments import of_tensors, require_bool
-from ._convolution import conv2d
-from ._rows import Layout, require_layout
+from ._convolution import Layout, conv2d, require_layout
 from ._silu import silu_of_rows
 
 Activation = Literal["silu", "swish"] | None
