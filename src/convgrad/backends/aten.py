@@ -178,7 +178,7 @@ _aten = AtenBackend()
 
 
 class AtenRoute(Restated):
-    """ATen on converted operands, whose conversion counts: another dtype or layout, a sequence as an image of one row."""
+    """ATen on operands converted to another dtype or layout, a sequence to an image of one row, within its time."""
 
     def __init__(self, name: str, summary: str, restated: Callable[[ConvProblem], ConvProblem], otherwise: str) -> None:
         super().__init__(_aten, restated, name, summary, otherwise)
