@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import struct
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,12 +22,16 @@ _PLAN_BYTES = 1536
 #: ``convgrad_problem``.
 pack_problem = struct.Struct("22q5i0q").pack
 
-#: ``convgrad_tensors``: the addresses of input, weight, grad_output, bias, forward, grad_input, grad_weight and
-#: grad_bias, 0 for none.
-pack_tensors = struct.Struct("8P").pack
+#: The order of ``convgrad_tensors``.
+TENSORS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
 
 #: ``convgrad_norm``.
 pack_norm = struct.Struct("3q2d5i11P").pack
+
+
+def packer(*tensors: str) -> Callable[..., bytes]:
+    """Return the function that packs the addresses of these tensors, in their order, with 0 for all others."""
+    return struct.Struct("".join("P" if name in tensors else "8x" for name in TENSORS)).pack
 
 
 _VARIABLE = "CONVGRAD_NATIVE_LIBRARY"

@@ -16,16 +16,7 @@ from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
 from .autograd import apply, apply_linear
 from .flops import profiled_call
 from .kernels import run as run_gradient
-from .lowering import (
-    Rule,
-    any_subclass,
-    loaders,
-    operator,
-    requesting,
-    rules_of,
-    traced_request,
-    with_rules,
-)
+from .lowering import Rule, any_subclass, loaders, operator, requesting, rules_of, traced_request, with_rules
 from .pytorch_operators import exchanged, opened
 
 _ARGUMENTS = (

@@ -25,8 +25,8 @@ from .. import _native_library
 from . import LAUNCH_BYTES
 from .launch import Bound, Selected
 
-#: The order of ``convgrad_tensors``; scratch buffers follow.
-SLOTS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
+#: Operands and results; scratch buffers follow.
+SLOTS = _native_library.TENSORS
 LIBRARY = "libcuda.so.1"
 
 _MOST_PARAMETERS = 24
