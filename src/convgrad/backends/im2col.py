@@ -21,7 +21,8 @@ their padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, product
+from functools import lru_cache
+from itertools import accumulate, groupby, product
 from math import prod
 from typing import cast
 
@@ -60,10 +61,14 @@ def _most_positions(p: ConvProblem) -> int:
     return max(1, MAX_BYTES // (accumulate_dtype(p.dtype).itemsize * (_height(p) + p.out_channels + 1)))
 
 
-def _shapes(p: ConvProblem, piece: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of all buffers: columns, products and ones of a piece, the weight, and its padded images."""
+@lru_cache(maxsize=256)
+def _buffers(p: ConvProblem, piece: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the shapes of columns, products and ones of a piece, of the weight and of padded images; and where each
+    begins in a workspace, the last number being its end.
+    """
     n, padded = prod(piece), [size + low + high for size, (low, high) in zip(p.input_size, sides(p)[0], strict=True)]
-    return (_height(p), n), (p.out_channels, n), (n,), p.weight_shape, (piece[0], p.in_channels, *padded)
+    shapes = [(_height(p), n), (p.out_channels, n), (n,), p.weight_shape, (piece[0], p.in_channels, *padded)]
+    return shapes, [*accumulate((-(-prod(shape) // _ALIGN) * _ALIGN for shape in shapes), initial=0)]
 
 
 def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
@@ -125,15 +130,17 @@ def _compute(
         shape = piece_shape(p, columns.numel() // _height(p))
     if ones is not None:
         _check_buffer("ones", ones, dtype, prod(shape))
-    shapes = _shapes(p, shape)
+    shapes, begins = _buffers(p, shape)
+    scratch = None if workspace is None else workspace.view(dtype)
 
     def memory(i: int, given: Tensor | None = None) -> Tensor:
         """Return the buffer of a shape: the caller's, a part of the workspace, or a new one."""
-        if given is None and workspace is not None:
-            given = workspace.view(dtype)[sum(map(_aligned, shapes[:i])) :]
-        if given is None:
-            return torch.empty(shapes[i], dtype=dtype, device=a.device)
-        return given.view(-1)[: prod(shapes[i])].view(shapes[i])
+        size, begin = prod(shapes[i]), begins[i]
+        if given is not None:
+            return given.view(-1)[:size].view(shapes[i])
+        if scratch is not None:
+            return scratch[begin : begin + size].view(shapes[i])
+        return torch.empty(shapes[i], dtype=dtype, device=a.device)
 
     whole = p.shape_of(RESULT[pass_])
     result = torch.empty(whole, dtype=p.dtype, device=a.device, memory_format=p.memory_format)
@@ -193,10 +200,6 @@ def _multiply(
         torch.outer(bias.to(row.dtype), row[: columns.shape[2]], out=products.flatten(0, 1))
         products.baddbmm_(matrix, columns)
     part.copy_(copy)
-
-
-def _aligned(shape: Sequence[int]) -> int:
-    return -(-prod(shape) // _ALIGN) * _ALIGN
 
 
 def forward(
@@ -265,8 +268,8 @@ class Im2colBackend(Backend):
         return lambda a, b, bias=None, workspace=None: _compute(problem, pass_, a, b, bias, workspace=workspace)
 
     def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
-        shapes = _shapes(problem, piece_shape(problem, _most_positions(problem)))
-        return accumulate_dtype(problem.dtype).itemsize * sum(map(_aligned, shapes))
+        _, begins = _buffers(problem, piece_shape(problem, _most_positions(problem)))
+        return accumulate_dtype(problem.dtype).itemsize * begins[-1]
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
