@@ -153,11 +153,7 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> str:
-    """Return the passes that this x86 processor has no 16-bit arithmetic for: "all", "grad_weight" or "".
-
-    PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
-    nothing is known.
-    """
+    """Return the passes that this x86 processor has no 16-bit arithmetic for: "all", "grad_weight" or ""."""
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return ""
     if dtype is torch.float16 and onednn_has(dtype):
@@ -218,10 +214,7 @@ def forward_ad_active() -> bool:
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return ``function.apply`` for callers that have checked for functorch's transforms themselves.
-
-    PyTorch asks once more in Python at each call, and looks for ``function.backward`` at each backward pass.
-    """
+    """Return ``function.apply`` for callers that have asked for functorch's transforms themselves."""
     node: Any = getattr(function, "_backward_cls", None)
     if node is not None:
         node.apply = function.backward
@@ -377,10 +370,7 @@ _NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the nearest calling line outside of this library and of PyTorch.
-
-    Python 3.12 has ``skip_file_prefixes`` for it.
-    """
+    """Warn at the nearest line outside of this library and of PyTorch, as Python 3.12's ``skip_file_prefixes`` does."""
     files = [summary.filename for summary in reversed(extract_stack())]  # this function's first
     level = next((n for n, file in enumerate(files, 1) if not file.startswith(_NOT_THE_USERS)), len(files))
     warnings.warn(text, category, stacklevel=level)

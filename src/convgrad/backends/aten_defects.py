@@ -105,9 +105,7 @@ def tidy(t: Tensor) -> Tensor:
 def reads_every_stride(problem: ConvProblem) -> bool:
     """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
 
-    Its own CPU kernel for images in channels_last gives no gradient for a weight with others, but an error. Those of
-    the other operands do no harm, but for `reads_batch_stride`: `tests/regressions/test_size_one_strides.py` tries them
-    all.
+    Its own CPU kernel for images in channels_last gives no gradient for a weight with others, but an error.
     """
     p = problem
     own = p.ndim == 2 and p.channels_last and max(p.kernel_size) > 1

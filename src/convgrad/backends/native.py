@@ -32,9 +32,6 @@ _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to w
 
 _NO_MEMORY = "there is no memory for the intermediate values of a convolution"
 
-#: ``convgrad_plan_run``.
-Run = Callable[[bytes, bytes], int]
-
 
 class NativeBackend(Backend):
     """Convolutions on the CPU that are depthwise, have few channels a group, or are pointwise; without copies.
@@ -91,8 +88,22 @@ class NativeBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         loaded, plan = library.make_plan(_packed(problem, outputs), self.kernels)
-        bind = _bind_pass if len(outputs) == 1 else _bind_gradients
-        return bind(loaded.convgrad_plan_run, plan, problem, outputs)
+        run: Callable[[bytes, bytes], int] = loaded.convgrad_plan_run
+        if len(outputs) > 1:
+            return _bind_gradients(run, plan, problem, outputs)
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        (shape, strides), backward = _result(problem, pass_), pass_ != "forward"
+        packed = library.packer(*OPERANDS[pass_], "bias", pass_)
+
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            result = a.new_empty_strided(shape, strides)
+            first, second = (b, a) if backward else (a, b)
+            start = 0 if bias is None else bias.data_ptr()
+            if run(plan, packed(first.data_ptr(), second.data_ptr(), start, result.data_ptr())):
+                raise MemoryError(_NO_MEMORY)
+            return result
+
+        return one_pass
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         if library.load() is None:
@@ -197,23 +208,7 @@ def _group(p: ConvProblem) -> tuple[int, int]:
 # ---- kernels: one call of the library each -------------------------------------------------------
 
 
-def _bind_pass(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
-    pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
-    (shape, strides), backward = _result(problem, pass_), pass_ != "forward"
-    packed = library.packer(*OPERANDS[pass_], "bias", pass_)
-
-    def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(shape, strides)
-        first, second = (b, a) if backward else (a, b)
-        start = 0 if bias is None else bias.data_ptr()
-        if run(plan, packed(first.data_ptr(), second.data_ptr(), start, result.data_ptr())):
-            raise MemoryError(_NO_MEMORY)
-        return result
-
-    return one_pass
-
-
-def _bind_gradients(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
+def _bind_gradients(run: Callable[[bytes, bytes], int], plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
     """Return the function of one of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
     sizes = [_result(problem, output) for output in outputs]
     packed = library.packer("input", "weight", "grad_output", *outputs)

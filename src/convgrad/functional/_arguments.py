@@ -24,10 +24,7 @@ R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
-    """Return one integer for each dimension, of any type that PyTorch accepts; in a tuple it refuses only a first bool.
-
-    The length of a list is validated later.
-    """
+    """Return an integer for each dimension, of any type that PyTorch accepts; of a tuple only the first is no bool."""
     if type(value) is int:
         return (value,) * d
     try:
@@ -164,10 +161,7 @@ def _constants(traced: Sequence[Any]) -> list[int]:
 def gradient_arguments(
     form: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
 ) -> tuple[Any, ...]:
-    """Return `all_arguments` of ``form``, with the output_padding, if none was stated, that gives a known output size.
-
-    A size that none gives is refused later.
-    """
+    """Return `all_arguments`, with the output_padding, if none was stated, that gives a known output size."""
     d = len(weight_size) - 2
     arguments = all_arguments(d, weight_size, *form)
     stride, padding, dilation, transposed, stated, groups = arguments
@@ -188,10 +182,7 @@ def all_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, transposed: bool,
     output_padding: Ints, groups: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the operator's arguments.
-
-    As in PyTorch, a plain convolution is computed without its output_padding, and its gradients are refused.
-    """
+    """Return the operator's arguments; a plain convolution ignores output_padding, and its gradients refuse it."""
     require_bool("transposed", transposed)
     s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
     extra = integers(output_padding, d, "output_padding")

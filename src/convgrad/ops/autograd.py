@@ -24,6 +24,7 @@ from . import decompositions, flops, lowering
 
 _C: Any = torch._C
 _recording = torch.is_grad_enabled
+_VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 
 
 class Call(NamedTuple):
@@ -49,7 +50,10 @@ class Contraction(torch.autograd.Function):
         if not call.transformed:
             compute = call.contract if call.__class__ is Plan else call.below
             output = compute(first, second, bias)
-            return _no_view(output) if output._is_view() else output
+            if output._is_view():  # autograd refuses to change a returned view in place
+                with _C._ExcludeDispatchKeyGuard(_VIEWS):
+                    return torch.ops.aten.alias.default(output)
+            return output
         ctx.save_for_forward(first, second)
         ctx.set_materialize_grads(False)  # a zero in place of a tangent would be contracted like any other
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the functorch levels below this one
@@ -85,15 +89,6 @@ class Contraction(torch.autograd.Function):
         operands = dict(zip(roles, tensors, strict=True))
         moved = problem.tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
         return problem.add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
-
-
-_VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
-
-
-def _no_view(output: Tensor) -> Tensor:
-    """Return a view's memory as a tensor that is no view: autograd refuses to change a returned view in place."""
-    with _C._ExcludeDispatchKeyGuard(_VIEWS):
-        return torch.ops.aten.alias.default(output)
 
 
 class Linear(Contraction):
