@@ -89,9 +89,9 @@ class NativeBackend(Backend):
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         loaded, plan = library.make_plan(_packed(problem, outputs), self.kernels)
         run: Callable[[bytes, bytes], int] = loaded.convgrad_plan_run
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         if len(outputs) > 1:
             return _bind_gradients(run, plan, problem, outputs)
-        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         (shape, strides), backward = _result(problem, pass_), pass_ != "forward"
         packed = library.packer(*OPERANDS[pass_], "bias", pass_)
 
