@@ -110,9 +110,7 @@ def paddings(
         return _padding_integers(padding, d)
     if padding == "valid" or d < 1:  # no weight, which is refused when its shape is looked at
         return (0,) * d
-    kernel = weight_size[2:]
-    if kernel and type(kernel[0]) is Tensor:
-        kernel = _constants(kernel)
+    kernel = _constants(weight_size[2:])
     steps = dilation if len(dilation) == d else tuple(dilation) * d
     totals = [dil * (k - 1) for k, dil in zip(kernel, steps, strict=False)]
     if padding == "causal":
@@ -151,11 +149,13 @@ def _padding_integers(padding: Any, d: int) -> tuple[int, ...]:
     return pads
 
 
-def _constants(traced: Sequence[Any]) -> list[int]:
-    """Return sizes as integers in a jit trace, where they are tensors, without the warning."""
+def _constants(sizes: Sequence[Any]) -> Sequence[int]:
+    """Return sizes as integers, also in a jit trace, where they are tensors, without its warning."""
+    if not sizes or type(sizes[0]) is not Tensor:
+        return sizes
     with catch_warnings():
         simplefilter("ignore")
-        return [int(n) for n in traced]
+        return [int(n) for n in sizes]
 
 
 def gradient_arguments(
@@ -169,8 +169,7 @@ def gradient_arguments(
         return arguments
     if not len(stride) == len(dilation) == len(stated) == d:
         return arguments
-    sizes = (input_size[2:], output_size[2:], weight_size[2:])
-    inner, outer, kernel = (_constants(s) if s and type(s[0]) is Tensor else s for s in sizes)  # in a trace of jit
+    inner, outer, kernel = map(_constants, (input_size[2:], output_size[2:], weight_size[2:]))
     dims = zip(inner, outer, kernel, stride, padding_pairs(padding, d), dilation, strict=True)
     missing = [out - ((n - 1) * s - low - high + effective_kernel(k, dil)) for n, out, k, s, (low, high), dil in dims]
     if all(0 <= m < max(s, dil) for m, s, dil in zip(missing, stride, dilation, strict=True)):
