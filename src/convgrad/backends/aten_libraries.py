@@ -216,7 +216,8 @@ class _GpuLibrary(AtenLibrary):
         ]
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return "transform"
+        rounds = self.library == "cuDNN" and self.flags.in_force()[2] and problem.dtype is torch.float32
+        return "tf32" if rounds else "transform"
 
     def by_pytorch(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> bool:
         # Else by the same functions that PyTorch calls, with this call's flags.
@@ -249,9 +250,6 @@ class AtenCudnnBackend(_GpuLibrary):
     where = "a CUDA device"
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     built = staticmethod(lambda: torch.version.hip is None and torch.backends.cudnn.is_available())
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return "tf32" if self.flags.in_force()[2] and problem.dtype is torch.float32 else "transform"
 
 
 class AtenMiopenBackend(_GpuLibrary):
