@@ -193,11 +193,7 @@ class Registration:
             raise ValueError(f"seconds is a positive number, got {self.seconds!r}")
 
     def install(self, what: Any) -> CustomBackend:
-        """Make a backend, check it, and let the engine choose it.
-
-        Raises:
-            CheckError: a result is wrong.
-        """
+        """Make a backend, check it, and let the engine choose it."""
         self.check(backend := self.backend(what))
         with _lock:
             _check_name(self.name)
@@ -206,11 +202,7 @@ class Registration:
         return backend
 
     def backend(self, what: Any) -> CustomBackend:
-        """Return the backend of functions by their names, of one function, of a class, or of a `Backend`.
-
-        Raises:
-            TypeError, ValueError: ``what`` has no kernel, or one whose arguments are not those of ``args``.
-        """
+        """Return the backend of functions by their names, of one function, of a class, or of a `Backend`."""
         options = {o: getattr(self, o) for o in ("layouts", "dtypes", "deterministic", "capture_safe", "arithmetic")}
         if isinstance(what, Backend) or (isinstance(what, type) and issubclass(what, Backend)):
             usual = inspect.signature(register).parameters
@@ -229,12 +221,13 @@ class Registration:
         return CustomBackend(self.name, own, self.devices, self.prefer, self.problems)
 
     def check(self, backend: CustomBackend) -> None:
-        """Run the conformance suite on a backend and time it; it then says what was found.
-
-        Raises:
-            CheckError: a result is wrong.
-        """
-        _check_named(backend)
+        """Run the conformance suite on a backend and time it; it then says what was found."""
+        places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
+        for problem in backend.named:
+            against = [backend.against(problem, outputs, place) for outputs in calls_of(backend) for place in places]
+            if problem.empty or all(against):
+                why = "; ".join(dict.fromkeys(chain(*against)) or ["it is empty"])
+                raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {why}")
         source = loading.get()
         backend.source = None if source is None else source.source
         known = digest(backend.parts)
@@ -257,12 +250,9 @@ def _mine() -> dict[str, CustomBackend]:
 
 
 def _mark_graphs() -> None:
-    """Let PyTorch reuse a compiled graph from its cache only where the same kernels are registered.
-
-    A graph holds the choice that was made when it was traced. A tag of the user's own stays.
-    """
+    """Let PyTorch reuse a compiled graph, which holds a choice, only where the same kernels are registered."""
     kernels = " ".join(f"{b.name}={b.version}" for b in _mine().values() if b.preferred or b.candidate)
-    rest = _MARK.sub("", config.cache_key_tag)
+    rest = _MARK.sub("", config.cache_key_tag)  # a tag of the user's own
     config.cache_key_tag = f"{rest}[convgrad {kernels}]" if kernels else rest
 
 
@@ -287,18 +277,8 @@ def _each(option: str, given: Any) -> list[Any]:
     return [*given.values()]
 
 
-def _check_named(backend: CustomBackend) -> None:
-    """Refuse a named problem that nothing of the backend accepts."""
-    places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
-    for problem in backend.named:
-        against = [backend.against(problem, outputs, place) for outputs in calls_of(backend) for place in places]
-        if problem.empty or all(against):
-            reasons = dict.fromkeys(chain(*against)) or ["it is empty"]
-            raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")
-
-
 def _instance(own: Backend | type[Backend]) -> Backend:
-    """Return the backend itself, or one of this class; refuse it if it computes nothing, or an unknown output."""
+    """Return a backend or one of this class; refuse one that computes nothing, or an unknown output."""
     if not isinstance(own, Backend):
         if inspect.isabstract(own):
             missing = " and no ".join(sorted(own.__abstractmethods__))

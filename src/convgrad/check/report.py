@@ -88,11 +88,11 @@ class CheckReport:
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
-        return self._of("failed")
+        return tuple(r for r in self.results if r.status == "failed")
 
     @property
     def differences(self) -> tuple[CheckResult, ...]:
-        return self._of("differs")
+        return tuple(r for r in self.results if r.status == "differs")
 
     @property
     def first_failure(self) -> CheckResult | None:
@@ -100,10 +100,7 @@ class CheckReport:
 
     @property
     def passed(self) -> int:
-        return len(self._of("passed"))
-
-    def _of(self, status: Status) -> tuple[CheckResult, ...]:
-        return tuple(r for r in self.results if r.status == status)
+        return sum(r.status == "passed" for r in self.results)
 
     @property
     def ok(self) -> bool:

@@ -32,11 +32,7 @@ _SLOW: Final = 0.5
 def measure(backend: CustomBackend, seconds: float) -> tuple[Timing, ...]:
     """Time a backend on some of the problems that it accepts, or return what was stored; warn of a slow one.
 
-    Args:
-        seconds: how long the check of it may take; this takes a quarter of that at most, and less than a second.
-
-    Raises:
-        CheckError: it raised.
+    It takes a quarter of the ``seconds`` of the check at most, and less than a second. CheckError if the kernel raises.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":  # an interpreter's time says nothing of the kernel's
         return ()

@@ -57,15 +57,10 @@ class _Result(NamedTuple):
 
 
 def verify(backend: CustomBackend, digest: str, seconds: float) -> list[str]:
-    """Check every output on problems that the backend accepts, those that the user names first.
+    """Check every output on each type of device; return sentences that begin with "verified" or "not verified".
 
-    Args:
-        digest: of the kernel; empty if it has none, and nothing is stored.
-        seconds: the time for each type of device, without the first problem of an output, which waits for what is
-            loaded and compiled at the first call, and without the search for problems.
-
-    Returns:
-        What was checked on each type of device, as sentences that begin with "verified" or "not verified".
+    Without a ``digest`` nothing is stored. The ``seconds`` are those of a type of device, without the first problem of
+    an output, which waits for what is loaded and compiled, and without the search for problems.
 
     Raises:
         CheckError: a problem failed, crashed or hung, or an output accepts none.
@@ -110,10 +105,11 @@ class _Check:
         def patience() -> float:
             return _PATIENCE if doing[1] and doing[2] else _FIRST_PATIENCE
 
+        def work(send: Callable[[Any], None]) -> None:
+            send(self._examine(lambda *what: send(what)))
+
         try:
-            for message in (
-                () if self.alone else in_child(lambda send: send(self._examine(lambda *what: send(what))), patience)
-            ):
+            for message in () if self.alone else in_child(work, patience):
                 doing, result = (doing, message) if isinstance(message, _Result) else (message, None)
         except NoChild as no:
             self.alone = str(no)
@@ -142,9 +138,8 @@ class _Check:
     def _examine(self, send: Callable[..., None]) -> _Result:
         """Check the outputs in turn, problem by problem, until one fails or the time is over.
 
-        Args:
-            send: called with the output and the problem that are next (no problem while problems are searched for), the
-                number of problems that passed, and the property.
+        ``send`` is called with the output and the problem that are next (None while problems are searched for), the
+        number of problems that passed, and the property.
         """
         passed, queues = Counter[Output](), list[list[ConvProblem]]()
         for output in self.outputs:
@@ -167,17 +162,14 @@ class _Check:
                 all_of_it = number < _FIRST or number % _TURNS == 0
                 names = _OF_LARGE if large else (*_ALWAYS, *_IN_TURN * all_of_it)
                 begin = time.monotonic()
-                results = check_problem(
-                    self.backend,
-                    problem,
-                    output,
-                    device=self.device,
-                    repeats=_REPEATS,
-                    threads=several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1,
+                options: dict[str, Any] = {
+                    "threads": several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1,
                     # Closed pages would end a process that is not a child.
-                    properties=[name for name in names if not (self.alone and name == "pages")],
-                    progress=partial(send, output, problem, passed.total()),
-                )
+                    "properties": [name for name in names if not (self.alone and name == "pages")],
+                    "progress": partial(send, output, problem, passed.total()),
+                }
+                of = self.backend, problem, output
+                results = check_problem(*of, device=self.device, repeats=_REPEATS, **options)
                 left -= 1
                 torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
                 if failures := [r for r in results if r.status == "failed"]:

@@ -42,9 +42,7 @@ def choose(
 ) -> Steps:
     """Return the steps that compute ``outputs``; the engine computes a ``grad_bias`` that no step yields, a sum.
 
-    Args:
-        now: they are about to run, so they may be measured where measuring is on.
-        stored: use what was measured on this machine; False for a choice that is to be explained for another one.
+    ``now``: they are about to run, so they may be measured. ``stored``: use what was measured on this machine.
 
     Raises:
         BackendError: a requested backend cannot, or none can; the message holds the reasons.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from typing import NamedTuple
@@ -129,12 +129,10 @@ def recorded() -> list[Found]:
     """Everything that was found on this machine with this PyTorch."""
     findings = []
     for key, value in store.items(_KIND).items():
-        try:
+        with suppress(ValueError, KeyError, TypeError):  # of another version of this library
             machine, output, text = key.split("; ", 2)
             if machine == _machine() and output in OUTPUTS:
                 findings.append(Found(ConvProblem.parse(text), output, value["what"], value["repeat"]))
-        except (ValueError, KeyError, TypeError):  # of another version of this library
-            continue
     return findings
 
 

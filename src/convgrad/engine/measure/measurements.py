@@ -128,12 +128,7 @@ def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about:
 
 @lru_cache(256)
 def similar(problem: ConvProblem) -> ConvProblem:
-    """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two.
-
-    Equivalent to:
-        >>> print(similar(ConvProblem.parse("mb30ic3iw1000oc8kw5")))
-        g1mb32ic3iw1024oc8ow1020kw5sw1pw0dw0
-    """
+    """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two."""
     sizes = tuple(n if n <= 8 else round(2 ** (round(2 * math.log2(n)) / 2)) for n in problem.input_size)
     batch = 2 ** round(math.log2(problem.batch)) if problem.batch else 0
     dims = zip(sizes, problem.dims, strict=True)

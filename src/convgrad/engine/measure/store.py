@@ -2,9 +2,9 @@
 
 It is a cache: whatever happens to the file, nothing here raises, nothing wrong is read (each row has a checksum), and a
 process warns once at most. What cannot be written stays in memory until the process ends. Every access opens the file
-anew, so that a fork, a thread, or a file that somebody removed needs no care. It has a rollback journal, for network
-folders have no shared memory for another log. Nothing waits for the disk: a power failure at worst damages the file,
-and a damaged one is started anew. Each layout of the rows has a table of its own, for older and newer versions.
+anew, so that a fork, a thread, or a file that was removed needs no care. It has a rollback journal, for network folders
+have no shared memory for another log. Nothing waits for the disk: a power failure at worst damages the file, which is
+then started anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number
 _COLUMNS = "kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key)"
-_CREATE = f"CREATE TABLE IF NOT EXISTS {_TABLE} ({_COLUMNS})"
 _SELECT = f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?"
 _FORGOTTEN = "what is measured is forgotten when this process ends"
 #: Of errors that another process, or a folder, is the cause of: no reason to remove the file.
@@ -65,15 +64,7 @@ def _folder(named: str) -> Path | None:
 
 
 def read(kind: str, key: str) -> Any | None:
-    """Return the value of a key, or None where there is none.
-
-    Equivalent to:
-        >>> write("example", "k", {"ratio": 1.5, "names": ["a"]})
-        >>> read("example", "k"), read("example", "other")
-        ({'ratio': 1.5, 'names': ['a']}, None)
-        >>> forget("example")
-        True
-    """
+    """Return the value of a key, or None where there is none."""
     if (kind, key) in _unwritten:
         return json.loads(_unwritten[kind, key])
     return _intact(kind, _execute(f"{_SELECT} AND key = ?", kind, key)).get(key)
@@ -119,10 +110,9 @@ def forget(kind: str) -> bool:
 
 @contextmanager
 def alone(wait: float = 0.0) -> Iterator[bool]:
-    """Whether no other process (or thread) that shares the folder is inside such a block; held until the block ends.
+    """Whether no other process (or thread) that shares the folder is inside such a block; waits for them, so long.
 
-    It waits for them, so many seconds. The system opens SQLite's lock when a process ends, however it ends. Where there
-    are no locks every process is alone.
+    The system opens SQLite's lock when a process ends, however it ends. Where there are no locks all are alone.
     """
     with ExitStack() as stack:
         free, end = True, time.monotonic() + wait
@@ -200,7 +190,7 @@ def _on_file(file: Path, statement: str, arguments: tuple[str, ...], writes: boo
         connection.text_factory = bytes  # damaged text need not be UTF-8
         if writes:
             connection.execute("PRAGMA synchronous = OFF")
-            connection.execute(_CREATE)
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE} ({_COLUMNS})")
         try:
             return connection.execute(statement, arguments).fetchall()
         except sqlite3.OperationalError as error:
