@@ -100,7 +100,7 @@ class PaddedCopy(Backend):
 
     def __init__(self, backend: Backend) -> None:
         self.of = backend
-        self.name, self.source = backend.name + COPY, backend.source
+        self.name = backend.name + COPY
         self.passes, self.sweeps, self.layouts = backend.passes, backend.sweeps, backend.layouts
         self.deterministic, self.capture_safe = backend.deterministic, backend.capture_safe
         self.from_pytorch = backend.from_pytorch

@@ -74,8 +74,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
         receiver, child = _forked(work, trace)
         try:
             while True:
-                wait = patience()
-                if not receiver.poll(wait):
+                if not receiver.poll(wait := patience()):
                     os.kill(child.pid or 0, signal.SIGUSR1)  # the child then writes its stack
                     end = time.monotonic() + 1
                     while not (where := _where(trace)) and time.monotonic() < end:

@@ -143,14 +143,6 @@ _mkldnn: Any = torch.backends.mkldnn
 _cuda: Any = torch.backends.cuda
 
 
-def _subnormal_numbers_are_zero() -> bool:
-    return bool(torch.full((), 1e-40, dtype=torch.float32, device="cpu") * 1 == 0)
-
-
-def _matmul_precision() -> tuple[str, str]:
-    return fp32_precision("cuda", "matmul"), fp32_precision("mkldnn", "matmul")
-
-
 def _set_matmul_precision(both: tuple[str, str]) -> None:
     names = {("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
     torch.set_float32_matmul_precision(names.get(both, "highest"))  # names exist for some combinations only
@@ -166,9 +158,15 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
     ),
-    "the precision of matrix products": (_matmul_precision, _set_matmul_precision),
+    "the precision of matrix products": (
+        lambda: (fp32_precision("cuda", "matmul"), fp32_precision("mkldnn", "matmul")),
+        _set_matmul_precision,
+    ),
     "whether oneDNN is used": (lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on)),
-    "whether subnormal numbers become zero": (_subnormal_numbers_are_zero, torch.set_flush_denormal),
+    "whether subnormal numbers become zero": (
+        lambda: bool(torch.full((), 1e-40, dtype=torch.float32, device="cpu") * 1 == 0),
+        torch.set_flush_denormal,
+    ),
     "PyTorch's random numbers": (
         lambda: torch.get_rng_state().tolist(),
         lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),

@@ -229,8 +229,7 @@ class CustomBackend(Backend):
         prefer: bool | str = False,
         named: Sequence[ConvProblem] = (),
     ) -> None:
-        self.name, self.own, self.devices, self.named = name, own, devices, named
-        self.preferred, self.candidate = prefer is True, prefer == "measured"
+        self.name, self.own, self.devices, self.named, self.prefer = name, own, devices, named, prefer
         #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"
         #: What it consists of, for a digest.

@@ -57,6 +57,7 @@ mb1ic2id3ih3iw4oc2kd3kh3kw3sd2sh2sw2pd1ph1pw1 transposed
 
 
 def parsed(problem: ConvProblem | str) -> ConvProblem:
+    """Return a problem that may be given as text."""
     return ConvProblem.parse(problem) if isinstance(problem, str) else problem
 
 

@@ -166,11 +166,7 @@ class PropertyCheck:
         return [*tensors, *([] if several else [bias]), scratch]
 
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
-        """Return the output from one call of the backend.
-
-        Raises:
-            Outcome: a result of another shape, dtype, device or layout than the problem's.
-        """
+        """Return the output from one call of the backend, which has the problem's shape, dtype, device and layout."""
         result = self.kernel()(*self.arguments(operands, bias))
         if len(self.outputs) > 1:
             if len(result) != len(self.outputs):
@@ -312,11 +308,7 @@ def memory(check: PropertyCheck) -> None:
 
 
 def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
-    """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned.
-
-    Raises:
-        Outcome: a margin or an operand was written, or a setting was changed.
-    """
+    """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned."""
     guards = {slot: guarded_copy(t, shift) for slot, t in check.placed(operands).items()}
     before = {slot: (guard.bytes(), _header(guard.tensor)) for slot, guard in guards.items()}
     state = settings(random=check.backend.deterministic)
@@ -356,10 +348,7 @@ def layouts(check: PropertyCheck) -> None:
 
 
 def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the same values at other places, and values that repeat by strides of zero, as gradients of sums do.
-
-    ``lazy``: also those that PyTorch negates or conjugates later.
-    """
+    """Yield the same values at other places, and values that repeat by strides of zero, as gradients of sums do."""
     yield "contiguous", tensor.contiguous()
     if tensor.dim() > 3:
         yield "channels_last", tensor.contiguous(memory_format=channels_last_of(tensor.dim() - 2))

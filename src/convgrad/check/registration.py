@@ -68,9 +68,8 @@ def register(
 
     Args:
         name: the backend's name in `use_backend`, `explain` and tables.
-        forward: computes the output, from (input, weight, problem) unless ``args`` says otherwise.
-        grad_input: computes the input's gradient, from (grad_output, weight, problem).
-        grad_weight: computes the weight's gradient, from (grad_output, input, problem).
+        forward, grad_input, grad_weight: compute a pass, from its two operands and the problem unless ``args`` says
+            otherwise: (input, weight, problem), (grad_output, weight, problem) or (grad_output, input, problem).
         backward: computes several gradients at once, from (grad_output, input, weight, problem, output_mask), and
             returns (grad_input, grad_weight), or these and grad_bias; what the mask does not select may be None. It
             runs where both gradients are needed, and for one of them if no function for that one is given; then the
@@ -93,14 +92,12 @@ def register(
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
             "low-precision accumulation" (in the dtype of the operands; not of float32 operands in bfloat16).
         prefer: use them wherever they are accepted; False: only where requested, as by ``backend="mine"``;
-            ``"measured"``: also for problems on which they were measured to be faster than what would run without them,
-            on this machine, by ``convgrad tune`` or with `convgrad.measure` on.
+            ``"measured"``: also where they were measured to be faster on this machine than what runs without them.
         verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
-        seconds: how long the check may take, without loading and compiling at the first call and the search for
-            problems; until 30 problems of each output have passed, three times that. With fewer the kernel is
-            registered as not verified.
-        problems: one or several problems to check first, as `ConvProblem` or as text; others are made of them. Name
-            some where the kernel accepts few: the check draws problems at random.
+        seconds: how long the check may take, without loading, compiling and the search for problems; three times that
+            until 30 problems of each output have passed. With fewer the kernel is registered as not verified.
+        problems: one or several to check first, as `ConvProblem` or as text; others are made of them. Name some where
+            the kernel accepts few: the check draws problems at random.
 
     Returns:
         The backend; as a decorator, the decorated object, unchanged.
@@ -197,7 +194,9 @@ class Registration:
         self.check(backend := self.backend(what))
         with _lock:
             _check_name(self.name)
-            registry.register(backend)
+            source = loaded.source if (loaded := loading.get()) else None
+            preferred, candidate = self.prefer is True, self.prefer == "measured"
+            registry.register(backend, preferred=preferred, candidate=candidate, source=source)
             _mark_graphs()
         return backend
 
@@ -229,7 +228,6 @@ class Registration:
                 why = "; ".join(dict.fromkeys(chain(*against)) or ["it is empty"])
                 raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {why}")
         source = loading.get()
-        backend.source = None if source is None else source.source
         known = digest(backend.parts)
         backend.version = (known or uuid.uuid4().hex)[:16]
         if not self.verify or (source is not None and not source.verify):
@@ -240,7 +238,7 @@ class Registration:
             if any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available())):
                 backend.timings = speed.measure(backend, self.seconds)
             if not backend.verified:  # an unverified one may still be refused
-                used = " runs wherever it is usable, and" * backend.preferred
+                used = " runs wherever it is usable, and" * (self.prefer is True)
                 warn_user(f"{backend.name!r}{used} is {backend.note}")
         backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))
 
@@ -251,7 +249,7 @@ def _mine() -> dict[str, CustomBackend]:
 
 def _mark_graphs() -> None:
     """Let PyTorch reuse a compiled graph, which holds a choice, only where the same kernels are registered."""
-    kernels = " ".join(f"{b.name}={b.version}" for b in _mine().values() if b.preferred or b.candidate)
+    kernels = " ".join(f"{b.name}={b.version}" for b in _mine().values() if b.prefer)
     rest = _MARK.sub("", config.cache_key_tag)  # a tag of the user's own
     config.cache_key_tag = f"{rest}[convgrad {kernels}]" if kernels else rest
 

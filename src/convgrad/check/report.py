@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..backends import COPY
-from ..engine import backends
+from ..engine import registered
 from ..problem import ConvProblem, Output
 from .kernels import without_values
 
@@ -49,7 +49,7 @@ class CheckResult:
     @property
     def command(self) -> str:
         """The command that repeats it, or the call if no command knows the backend."""
-        known = backends().get(self.backend.removesuffix(COPY))
+        known = registered().get(self.backend.removesuffix(COPY))
         return self.repeat(None if known is None else known.source)
 
     def repeat(self, source: str | None) -> str:

@@ -145,10 +145,10 @@ def check_backend(
         problems: what to compute; by default `default_problems`, for a module inputs of several sizes, and for a
             function or a registered kernel problems drawn for it.
         args, accepts: for a function, as in `convgrad.register`.
-        device, seed, repeats, properties: as for `check_problem`.
         outputs: which of its outputs; all that it has if not given.
         seconds: stop when this much time has passed; the report says so.
         progress: called with (problems done, problems in all, the next problem).
+        device, seed, repeats, properties: as for `check_problem`.
 
     Raises:
         TypeError: ``what`` is none of these.

@@ -38,7 +38,7 @@ from ..problem import (
 )
 from ..settings import flags
 from .cache import generation, plans, remember
-from .choice import choose
+from .choice import BY_USER, choose
 from .measure.measurer import watched
 from .plan import Plan
 from .request import active, requested, resume
@@ -211,7 +211,7 @@ def beats_matmul(plan: Plan) -> bool:
     steps = (*plan.steps, *backward_of(plan, (True, True, plan.problem.has_bias)).steps)
     others = [step for step in steps if step.backend.name != "aten:matmul"]
     for step in others:
-        known = plan.request is not None or step.backend.preferred or step.reason.startswith("measured")
+        known = plan.request is not None or step.reason.startswith((BY_USER, "measured"))
         if step.backend.from_pytorch or not (known or step.backend.name.startswith("native")):
             return False
     return bool(others) or any(step.unsettled for step in steps)

@@ -28,7 +28,7 @@ from ...settings import capturing, determinism_demanded, measuring, measuring_sh
 from ..cache import invalidate
 from ..events import thread
 from ..plan import Step, bind_step, slots_of
-from ..registry import backends, computed_at_once
+from ..registry import backends, computed_at_once, registered
 from . import store
 from .environment import environment, kind_of_machine
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
@@ -257,8 +257,8 @@ def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.dev
 def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can; for several passes also the fastest of each, which is measured."""
     found = {}
-    for backend in backends().values():
-        steps = steps_of(label(backend), problem, outputs, device) if backend.candidate else None
+    for backend, _, candidate, _ in registered().values():
+        steps = steps_of(label(backend), problem, outputs, device) if candidate else None
         if steps and not backend.repeats_aten(problem, device):
             found[label(backend)] = steps
     if len(passes := passes_of(outputs)) > 1:
