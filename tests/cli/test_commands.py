@@ -295,7 +295,9 @@ def test_names(capsys) -> None:
 
 @pytest.fixture
 def _wrong() -> None:
-    register(around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"))
+    register(
+        around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"), candidate=False
+    )
 
 
 def test_check_one_problem_for_every_property(capsys) -> None:

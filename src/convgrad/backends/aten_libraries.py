@@ -72,7 +72,6 @@ class AtenLibrary(Backend):
     #: Whether this PyTorch was built with it.
     built: Callable[[], bool] = staticmethod(lambda: True)
     from_pytorch = True
-    candidate = False
 
     def absent(self, device: torch.device) -> list[str]:
         """Return why the library is not there for this device; empty if it is."""
@@ -291,7 +290,6 @@ class AtenMkldnnBackend(AtenLibrary):
     device_types = ("cpu",)
     where = "the CPU"
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    candidate = True
     built = staticmethod(lambda: torch.backends.mkldnn.is_available())  # noqa: PLW0108, as it is at each call
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:

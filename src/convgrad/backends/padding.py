@@ -94,7 +94,7 @@ class Restated(Backend):
         self, of: Backend, restated: Callable[[ConvProblem], ConvProblem], name: str, summary: str, otherwise: str = ""
     ) -> None:
         self.of, self.restated, self.name, self.summary, self.otherwise = of, restated, name, summary, otherwise
-        self.source, self.passes, self.sweeps, self.layouts = of.source, of.passes, of.sweeps, of.layouts
+        self.passes, self.sweeps, self.layouts = of.passes, of.sweeps, of.layouts
         self.deterministic, self.capture_safe, self.from_pytorch = of.deterministic, of.capture_safe, of.from_pytorch
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
