@@ -240,6 +240,10 @@ def test_explain_a_known_model(capsys) -> None:
         (("check", "no/such/file"), "there is no file"),
         (("check", "--transposed"), "--transposed says how a problem or a file is read, and none is named"),
         (("bench", "absent.txt"), "there is no file 'absent.txt'"),
+        (
+            ("check", __file__),
+            f"is a script, not a file of problems (hint: --kernels {__file__} before the command loads",
+        ),
         (("explain", "absent.py"), "there is no file 'absent.py'"),
         (("explain", __file__), "is a file, not a model"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),

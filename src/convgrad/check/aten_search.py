@@ -25,7 +25,7 @@ def search_aten(
     ``progress`` is called with (share of the time, problems done).
     """
     r, done, start = random.Random(seed), 0, time.monotonic()
-    known = [ConvProblem.parse(d.example[0]) for d in DEFECTS]
+    known = [ConvProblem.parse(d.example) for d in DEFECTS]
     with Child(answer) as child:
         for plain in chain(known, random_problems(seed)):
             passed = time.monotonic() - start
