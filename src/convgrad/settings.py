@@ -43,8 +43,6 @@ threads = torch.get_num_threads
 deterministic = torch._C._get_deterministic_algorithms
 mkldnn = torch._C._get_mkldnn_enabled
 benchmark = torch._C._get_cudnn_benchmark
-_cudnn = torch._C._get_cudnn_enabled
-_cudnn_deterministic = torch._C._get_cudnn_deterministic
 
 
 def determinism_demanded(device: torch.device) -> bool:
@@ -82,7 +80,7 @@ def flags(like: Tensor) -> object:
     )
     if like.is_cpu:
         return *usual, threads(), mkldnn()
-    return *usual, _cudnn(), _cudnn_deterministic(), capturing()
+    return *usual, torch._C._get_cudnn_enabled(), torch._C._get_cudnn_deterministic(), capturing()
 
 
 class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is

@@ -117,9 +117,6 @@ def at_once(device: torch.device, registers: int, threads: int) -> int:
 
 # ---- the launches of a call ------------------------------------------------------------------------
 
-#: Tensors with a batch and positions in space.
-_IN_SPACE = ("input", "grad_output", "forward", "grad_input")
-
 #: For each pointer that a kernel takes, the tensor: an operand, an output, the scratch memory, or its part for
 #: ``grad_bias``.
 Places = dict[str, str]
@@ -156,7 +153,8 @@ class Bound:
         slots = ("grad_output", "input", "weight")
         if len(outputs) == 1:
             slots = (*OPERANDS[passes_of(outputs)[0]], "bias", centre)
-        layouts = {name: layout if name in _IN_SPACE else torch.contiguous_format for name in (*slots, *outputs)}
+        flat = ("weight", "bias", "grad_weight", "grad_bias")  # of no layout
+        layouts = {name: torch.contiguous_format if name in flat else layout for name in (*slots, *outputs)}
         self._slots = [(name, layouts[name]) for name in slots]
         self._results = [(output, problem.result_shape(output), layouts[output]) for output in outputs]
         weights, biases = prod(problem.weight_shape), problem.out_channels * ("grad_bias" in outputs)
