@@ -69,15 +69,9 @@ def may_choose_again(device: torch.device) -> bool:
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
     library = "mkldnn" if like.is_cpu else "cuda"
-    share, benchmarks = measuring[0], benchmark()
-    usual = (
-        deterministic(),
-        benchmarks,
-        share,
-        -1 if share or (share is None and benchmarks) else measured[0],
-        fp32_precision(library, "conv"),
-        fp32_precision(library, "matmul"),
-    )
+    share, tries = measuring[0], benchmark()
+    since = -1 if share or (share is None and tries) else measured[0]
+    usual = deterministic(), tries, share, since, fp32_precision(library, "conv"), fp32_precision(library, "matmul")
     if like.is_cpu:
         return *usual, threads(), mkldnn()
     return *usual, torch._C._get_cudnn_enabled(), torch._C._get_cudnn_deterministic(), capturing()
