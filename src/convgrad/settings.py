@@ -43,8 +43,6 @@ threads = torch.get_num_threads
 deterministic = torch._C._get_deterministic_algorithms
 mkldnn = torch._C._get_mkldnn_enabled
 benchmark = torch._C._get_cudnn_benchmark
-_cudnn = torch._C._get_cudnn_enabled
-_cudnn_deterministic = torch._C._get_cudnn_deterministic
 
 
 def determinism_demanded(device: torch.device) -> bool:
@@ -71,18 +69,12 @@ def may_choose_again(device: torch.device) -> bool:
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
     library = "mkldnn" if like.is_cpu else "cuda"
-    share, benchmarks = measuring[0], benchmark()
-    usual = (
-        deterministic(),
-        benchmarks,
-        share,
-        -1 if share or (share is None and benchmarks) else measured[0],
-        fp32_precision(library, "conv"),
-        fp32_precision(library, "matmul"),
-    )
+    share, tries = measuring[0], benchmark()
+    since = -1 if share or (share is None and tries) else measured[0]
+    usual = deterministic(), tries, share, since, fp32_precision(library, "conv"), fp32_precision(library, "matmul")
     if like.is_cpu:
         return *usual, threads(), mkldnn()
-    return *usual, _cudnn(), _cudnn_deterministic(), capturing()
+    return *usual, torch._C._get_cudnn_enabled(), torch._C._get_cudnn_deterministic(), capturing()
 
 
 class measure(ContextDecorator):  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is

@@ -43,15 +43,6 @@ def library_path() -> Path:
     return Path(named).absolute() if named else Path(__file__).with_name("libconvgrad_native.so")
 
 
-def _why_not_built(path: Path) -> str:
-    """Return why there is no library, as the build wrote it beside the library's place."""
-    try:
-        said = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
-    except OSError:
-        return f"there is no {path}"
-    return f"{said} when convgrad was built"
-
-
 @functools.cache
 def _try_load() -> tuple[ctypes.CDLL | None, str]:
     path = library_path()
@@ -64,8 +55,12 @@ def _try_load() -> tuple[ctypes.CDLL | None, str]:
 
 def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
+        try:  # the build writes beside the library's place why there is none
+            said = f"{path.with_suffix('.txt').read_text(encoding='utf-8').strip()} when convgrad was built"
+        except OSError:
+            said = f"there is no {path}"
         return None, (
-            f"the compiled CPU kernels are not installed ({_why_not_built(path)}); install g++ or clang++ and then "
+            f"the compiled CPU kernels are not installed ({said}); install g++ or clang++ and then "
             "convgrad again (in its checkout: `pip install --force-reinstall --no-deps .`)"
         )
     try:

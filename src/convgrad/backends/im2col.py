@@ -128,7 +128,7 @@ def _compute(
         why = f" (one output position; {columns_size(p)} for the fewest pieces)"
         _check_buffer("columns", columns, dtype, _height(p), why)
         shape = piece_shape(p, columns.numel() // _height(p))
-    if ones is not None:
+    if ones is not None and bias is not None:
         _check_buffer("ones", ones, dtype, prod(shape))
     shapes, begins = _buffers(p, shape)
     scratch = None if workspace is None else workspace.view(dtype)
@@ -151,13 +151,14 @@ def _compute(
     elif weight.dtype != dtype or not weight.is_contiguous():
         weight = memory(3).copy_(weight)
     matrix = weight.view(p.groups, p.out_channels // p.groups, -1)
-    in_place = not any(map(any, added)) and (pass_ != "grad_input" or p.dtype is dtype)
-    padded = None if in_place else memory(4).zero_()
+    sums = pass_ == "grad_input"  # of what is read several times
+    in_place = not any(map(any, added)) and (not sums or p.dtype is dtype)
+    padded = None if in_place else memory(4) if sums else memory(4).zero_()
     read, copy = memory(0, columns).view(-1), memory(1).view(-1)
-    row = None if bias is None or pass_ == "grad_input" else memory(2, ones).fill_(1)
+    row = None if bias is None or sums else memory(2, ones).fill_(1)
     for at, of_these in groupby(pieces(p, shape), key=lambda piece: piece[0]):
         images = input[at] if padded is None else padded[: at.stop - at.start]
-        if pass_ == "grad_input":
+        if sums:
             images.zero_()
         elif padded is not None:
             inside(images, added).copy_(input[at])
@@ -166,12 +167,12 @@ def _compute(
             part = grad_output[piece[0]][(..., *piece[1:])].unflatten(1, (p.groups, -1)).movedim(0, 2)
             made = read[: windows.numel()].view(windows.shape), copy[: part.numel()].view(part.shape)
             _multiply(pass_, matrix, windows, part, *made, bias, row)
-        if pass_ == "grad_input":
-            sums = inside(images, added)
+        if sums:
+            gradient = inside(images, added)
             if bias is not None:
-                sums.add_(bias.view(-1, *(1,) * p.ndim))
+                gradient.add_(bias.view(-1, *(1,) * p.ndim))
             if padded is not None:
-                input[at] = sums
+                input[at] = gradient
     return result.copy_(weight) if pass_ == "grad_weight" else result
 
 

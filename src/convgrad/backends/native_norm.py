@@ -12,10 +12,9 @@ from .._compat import accumulate_dtype
 from . import _native_library as library
 from .native import DTYPES
 
-#: The least sizes with which a training step gains, as measured in whole steps: elements of an input on one thread
-#: (several: twice as many for each; in 16 bits: four times as many, for PyTorch's kernels take a third of the time), of
-#: a channel, and of its part of an image, which is read in vectors. Where each image is normalized by itself the
-#: parameters are repeated for each. Below, a node of autograd computed in Python costs more than the kernel saves.
+#: The least sizes with which a training step gains more than a node of autograd in Python costs: elements of an input
+#: on one thread (several: twice as many for each; in 16 bits: four times as many), of a channel, and of its part of an
+#: image, which is read in vectors. Where each image is normalized by itself the parameters are repeated for each.
 LEAST_NORM = {"input": 3 * 2**14, "channel": 64, "pixels": 16, "input, by image": 2**18}
 
 #: What an input in channels_last has at least: a vector.

@@ -23,27 +23,6 @@ def padded(problem: ConvProblem) -> ConvProblem:
     return problem.replace(input_size=size, padding=((0, 0),) * problem.ndim, padding_mode="zeros")
 
 
-def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
-    """Return the input of ``padded(problem)``, (N, C_in, *(in + low + high)); the padding may crop."""
-    added, cropped = sides(problem)
-    if any(map(any, added)):
-        mode = problem.padding_mode
-        input = by_pytorch(input, added) if mode == "zeros" else pad(input, added, mode)
-    return inside(input, cropped)
-
-
-def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
-    """Return the adjoint of `pad_input`: (N, C_in, *(in + low + high)) -> (N, C_in, *in)."""
-    added, cropped = sides(problem)
-    if any(map(any, cropped)):
-        grad_input = by_pytorch(grad_input, cropped)
-    if problem.padding_mode == "zeros":
-        grad_input = inside(grad_input, added)
-    else:
-        grad_input = fold(grad_input, added, problem.padding_mode)
-    return grad_input.contiguous(memory_format=problem.memory_format)
-
-
 def sides(problem: ConvProblem) -> tuple[Sides, Sides]:
     """Return what is added on each side of the input, and what is cropped of each; a crop may exceed the input."""
     added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
@@ -62,22 +41,30 @@ def over_copy(
     problem: ConvProblem, outputs: Outputs, kernel: Kernel, layout: torch.memory_format | None = None
 ) -> Kernel:
     """Return the bound function of a problem, made from that of ``padded(problem)``; it takes the copy in a layout."""
-    layout = layout or problem.memory_format
+    layout, mode, (added, cropped) = layout or problem.memory_format, problem.padding_mode, sides(problem)
 
-    def pad(input: Tensor) -> Tensor:
-        return pad_input(problem, input).contiguous(memory_format=layout)  # PyTorch may pad into another
+    def with_padding(input: Tensor) -> Tensor:  # (N, C_in, *(in + low + high))
+        if any(map(any, added)):
+            input = by_pytorch(input, added) if mode == "zeros" else pad(input, added, mode)
+        return inside(input, cropped).contiguous(memory_format=layout)  # PyTorch may pad into another
+
+    def without_padding(t: Tensor) -> Tensor:  # (N, C_in, *in): the adjoint
+        if any(map(any, cropped)):
+            t = by_pytorch(t, cropped)
+        t = inside(t, added) if mode == "zeros" else fold(t, added, mode)
+        return t.contiguous(memory_format=problem.memory_format)
 
     def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
         if outputs[0] == "forward":
-            return kernel(pad(a), b, bias, workspace)
+            return kernel(with_padding(a), b, bias, workspace)
         if outputs[0] == "grad_weight":
-            return kernel(a, pad(b), None, workspace)
-        result = unpad_input(problem, kernel(a, b, None, workspace))
+            return kernel(a, with_padding(b), None, workspace)
+        result = without_padding(kernel(a, b, None, workspace))
         return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
 
     def gradients(a: Tensor, b: Tensor, c: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
-        found = zip(outputs, kernel(a, pad(b), c, workspace), strict=True)
-        return tuple(unpad_input(problem, t) if output == "grad_input" else t for output, t in found)
+        found = zip(outputs, kernel(a, with_padding(b), c, workspace), strict=True)
+        return tuple(without_padding(t) if output == "grad_input" else t for output, t in found)
 
     return one_pass if len(outputs) == 1 else gradients
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from . import autocast, autograd, batching, flops, kernels, lowering
-from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
+from . import autograd, batching, flops, kernels, lowering
 from .autograd import apply, apply_linear
 from .flops import profiled_call
+from .kernels import autocast_dtype, autocast_is_on, cast, cast_operands
 from .kernels import run as run_gradient
 from .lowering import Rule, any_subclass, loaders, operator, requesting, rules_of, traced_request, with_rules
 from .pytorch_operators import exchanged, opened
@@ -50,5 +50,5 @@ for _name, _schema in SCHEMAS.items():
     _define(_name, _schema, *_rules)
     _define(f"{_name}.with_backend", lowering.overload(_schema), *map(lowering.under_request, _rules))
 
-autocast.register(_library)
+kernels.register_autocast(_library)
 flops.register()

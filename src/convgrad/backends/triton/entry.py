@@ -116,9 +116,8 @@ def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: in
     types = [t for t in kernel.src.signature.values() if t != "constexpr"]
     values: list[tuple[int, int, int]] = [pointers[i] for i in selected.taken]
     names = list(kernel.src.signature)[len(values) :]
-    for name, value in zip(names, selected.others, strict=True):
-        if kernel.src.signature[name] != "constexpr":
-            values.append((-1, value, 1))
+    others = zip(names, selected.others, strict=True)
+    values += [(-1, value, 1) for name, value in others if kernel.src.signature[name] != "constexpr"]
     sizes = [8 if str(t).startswith("*") else _SIZES.get(str(t), 0) for t in types]
     expected = _expected(kernel.asm["ptx"], kernel.metadata.name, 32 * kernel.metadata.num_warps)
     # What the kernel takes beyond its own: addresses of memory that it does not use.

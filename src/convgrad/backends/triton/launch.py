@@ -117,9 +117,6 @@ def at_once(device: torch.device, registers: int, threads: int) -> int:
 
 # ---- the launches of a call ------------------------------------------------------------------------
 
-#: Tensors with a batch and positions in space.
-_IN_SPACE = ("input", "grad_output", "forward", "grad_input")
-
 #: For each pointer that a kernel takes, the tensor: an operand, an output, the scratch memory, or its part for
 #: ``grad_bias``.
 Places = dict[str, str]
@@ -156,7 +153,8 @@ class Bound:
         slots = ("grad_output", "input", "weight")
         if len(outputs) == 1:
             slots = (*OPERANDS[passes_of(outputs)[0]], "bias", centre)
-        layouts = {name: layout if name in _IN_SPACE else torch.contiguous_format for name in (*slots, *outputs)}
+        flat = ("weight", "bias", "grad_weight", "grad_bias")  # of no layout
+        layouts = {name: torch.contiguous_format if name in flat else layout for name in (*slots, *outputs)}
         self._slots = [(name, layouts[name]) for name in slots]
         self._results = [(output, problem.result_shape(output), layouts[output]) for output in outputs]
         weights, biases = prod(problem.weight_shape), problem.out_channels * ("grad_bias" in outputs)
@@ -272,17 +270,11 @@ def launch_of(
     assert tile is not None
     _, height, width = g.axes
     arguments = {
-        **_sizes(g, tile.vector, tile.stored, tile.loaded, *(axis.constants for axis in g.axes)),
-        "ADJOINT": g.adjoint,
-        "CHANNELS_LAST": g.channels_last,
-        "RESULT": use != "sum",
-        "SUM": use != "result",
-        "HAS_BIAS": with_bias,
-        "ACTIVATION": activation,
-        "BIAS_TAP": bias_tap,
+        **_sizes(g, tile.vector, tile.stored, tile.loaded, *(axis.constants for axis in g.axes)), **tile.constants(),
+        "ADJOINT": g.adjoint, "CHANNELS_LAST": g.channels_last, "RESULT": use != "sum", "SUM": use != "result",
+        "HAS_BIAS": with_bias, "ACTIVATION": activation, "BIAS_TAP": bias_tap,
         "EXACT": height.result % tile.rows == 0 and width.result % tile.columns == 0,
-        **tile.constants(),
-    }
+    }  # fmt: skip
     warps = max(1, tile.lanes // (64 if torch.version.hip is not None else 32))
 
     def grid(programs: int) -> tuple[int, int]:
@@ -308,15 +300,10 @@ def bound_bands(problem: ConvProblem, outputs: Outputs, precision: str, verify: 
     source, result = bands.align(width.source, g.itemsize), bands.align(width.result, g.itemsize)
     count = bands.parts(g, band) if use == "sum" else 1
     arguments = {
-        **_sizes(g, 1, result, source, *(axis.flipped for axis in g.axes)),
-        "OPERAND": _WORDS[operand],
-        "PRECISION": precision,
-        "SRC_ALIGN": source,
-        "OUT_ALIGN": result,
-        "FLIPPED": g.adjoint,
-        "KP": triton.next_power_of_2(width.kernel),
-        **band.constants(),
-    }
+        **_sizes(g, 1, result, source, *(axis.flipped for axis in g.axes)), **band.constants(),
+        "OPERAND": _WORDS[operand], "PRECISION": precision, "SRC_ALIGN": source, "OUT_ALIGN": result,
+        "FLIPPED": g.adjoint, "KP": triton.next_power_of_2(width.kernel),
+    }  # fmt: skip
     options, grid = {"num_warps": band.warps, "num_stages": 2}, (bands.programs(g, use, band, count), count)
 
     def launch(with_bias: bool, _in_parts: bool) -> Launch:
