@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from convgrad.parallel import shard_
-from convgrad.tables import text_table
+from convgrad.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -136,7 +137,7 @@ def main() -> None:
                 rows.append((name, str(count), *times[:2], *counts, *times[2:], f"{sum(parts) / measured:.2f}"))
     finally:
         processes.close()
-    print(text_table(rows))
+    print(Table(rows[1:], {title: (itemgetter(i), "") for i, title in enumerate(rows[0])}).text())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch
 from result_rows import CONDITIONS, Results, conditions_here, deadline, prepare
 
 from convgrad._compat import channels_last_of, cpu_lacks
-from convgrad.engine import backends, get_backend, measure_now, measurements
+from convgrad.engine import backends, get_backend, measure_now, measurements, register
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.problem.sizes import Dimension, fields_of, output_length
 
@@ -203,8 +203,8 @@ def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
 
 def keep_candidates() -> None:
     """In this process, measure these ways and nothing else."""
-    for backend in backends().values():
-        backend.candidate = backend.name in WAYS
+    for name, backend in backends().items():
+        register(backend, candidate=name in WAYS, source="")
 
 
 def main() -> int:

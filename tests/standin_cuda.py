@@ -95,8 +95,8 @@ class Driver:
         check.fault = lambda *_: None
         backend: Any = TritonBackend
         backend.reasons_against = lambda self, problem, outputs, device: self._reasons_of_the_kernels(problem, outputs)
-        backend.entry = lambda self, problem, outputs, operands, buffers=0: entry.entry(
-            self._bound(problem, outputs, torch.device("cpu")), operands, buffers
+        backend.entry = lambda self, problem, outputs, operands: entry.entry(
+            self._bound(problem, outputs, torch.device("cpu")), operands
         )
         set_default_backend("triton")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import permutations, product
 from typing import Any
 
+import pytest
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._prims_common import suggest_memory_format
@@ -12,11 +14,19 @@ from torch._prims_common import suggest_memory_format
 from convgrad._compat import DispatchMode, suggested_format
 
 
-def test_a_mode_around_a_compiled_function_is_not_compiled_with_it() -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_mode_around_a_compiled_function_is_not_compiled_with_it(
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until 0.1.0 it was where Dynamo was loaded after the mode."""
+
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
-    mode = type("Mode", (DispatchMode,), {"__torch_dispatch__": dispatch})
+    with monkeypatch.context() as patch:
+        if not loaded:
+            patch.delitem(sys.modules, "torch._dynamo")
+        mode = type("Mode", (DispatchMode,), {"__torch_dispatch__": dispatch})
     with mode():
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
     assert not _debug_get_cache_entry_list(dispatch.__code__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import functional, nn
@@ -33,45 +34,29 @@ __all__ = [
 ]  # fmt: skip
 __all__ += functional.__all__
 
-#: Loaded when first used: name -> the room where it lives.
+#: Loaded when first used: name -> the room where it is, or which it is.
 _LATER = {
-    "accelerate_": "models",
-    "explain": "diagnostics",
-    "register": "check",
-    "takeover": "models",
-    "trace": "diagnostics",
-    "unregister": "check",
-}
-
-
-#: Rooms that are loaded when first named.
-_ROOMS = ("direct", "models", "parallel", "report", "testing")
+    "accelerate_": "models", "explain": "diagnostics", "register": "check", "takeover": "models",
+    "trace": "diagnostics", "unregister": "check",
+    "direct": "direct", "models": "models", "parallel": "parallel", "report": "report", "testing": "testing",
+}  # fmt: skip
 
 
 def _load(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _ROOMS and name not in _LATER:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with loading:
-        if name in _ROOMS:
-            return import_module(f".{name}", __name__)
-        value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
-    return value
+        room = import_module(f".{_LATER[name]}", __name__)
+        found = globals()[name] = room if name == _LATER[name] else getattr(room, name)
+    return found
 
 
 if not TYPE_CHECKING:  # a type checker knows every name, and reports any other
     __getattr__ = _load
 
 
-def _first_look(*arguments: Any) -> str:
-    """`check.first_look`, imported when something is first measured, since `check` lies above the engine."""
-    from .check import first_look
-
-    return first_look(*arguments)
-
-
-check_with(_first_look)
+# Imported when something is first measured, since `check` lies above the engine.
+check_with(lambda *call: import_module(".check", __name__).first_look(*call))
 loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # registers the rules of DTensor
 
 
@@ -89,7 +74,7 @@ def include_path() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_ROOMS})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_LATER})
 
 
 if "CONVGRAD_WATCH" in os.environ:  # a process that the script of `convgrad run` started

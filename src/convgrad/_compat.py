@@ -128,11 +128,7 @@ def channels_last_of(ndim: int) -> torch.memory_format:
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Return the strides of a new tensor.
-
-    A meta tensor would say the same, but is seen by whoever watches allocations; PyTorch's own functions would, but
-    import sympy, which takes half a second.
-    """
+    """Return the strides of a new tensor, without PyTorch's own functions, which import sympy for half a second."""
     last = len(shape) - 1
     strides, step = [0] * len(shape), 1
     for dim in (1, *range(last, 1, -1), 0) if channels_last else range(last, -1, -1):
@@ -157,11 +153,7 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> str:
-    """Return the passes that this x86 processor has no 16-bit arithmetic for: "all", "grad_weight" or "".
-
-    PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
-    nothing is known.
-    """
+    """Return the passes that this x86 processor has no 16-bit arithmetic for: "all", "grad_weight" or ""."""
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return ""
     if dtype is torch.float16 and onednn_has(dtype):
@@ -194,20 +186,24 @@ jit_tracing: Callable[[], Any] = _C._get_tracing_state
 fx_tracing: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
 
 
-class DispatchMode(TorchDispatchMode):
-    """A mode for which PyTorch does not import its compiler, which takes a second, only to keep it from compiling."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return "torch._dynamo" in sys.modules
-
-
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, marked so that Dynamo neither compiles nor traces it."""
     frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that Dynamo leaves alone. PyTorch's own way to say so imports all of Dynamo, which takes a second."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        left_by_dynamo(cls.__torch_dispatch__)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def anything_compiled() -> bool:
@@ -222,10 +218,7 @@ def forward_ad_active() -> bool:
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return ``function.apply`` for callers that have checked for functorch's transforms themselves.
-
-    PyTorch asks once more in Python at each call, and looks for ``function.backward`` at each backward pass.
-    """
+    """Return ``function.apply`` for callers that have asked for functorch's transforms themselves."""
     node: Any = getattr(function, "_backward_cls", None)
     if node is not None:
         node.apply = function.backward
@@ -282,14 +275,8 @@ def offset_of_tensor() -> int | None:
 # ---- tensor subclasses and symbolic sizes -----------------------------------------------------------
 
 
-def refuse_memory(t: Tensor) -> None:
-    """Let C++ code that reads the memory of a tensor without memory raise an error, instead of reading address 0."""
-    _C._set_throw_on_mutable_data_ptr(t)
-
-
-def is_traced(t: Tensor) -> bool:
-    """Whether a tensor belongs to a graph that AOTAutograd is tracing."""
-    return type(t).__name__ == "FunctionalTensor"
+#: Lets C++ code that reads the memory of a tensor without memory raise an error, instead of reading address 0.
+refuse_memory: Callable[[Tensor], None] = _C._set_throw_on_mutable_data_ptr
 
 
 def is_subclass(t: Tensor) -> bool:
@@ -387,10 +374,7 @@ _NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the nearest calling line outside of this library and of PyTorch.
-
-    Python 3.12 has ``skip_file_prefixes`` for it.
-    """
+    """Warn at the nearest line outside of this library and of PyTorch, as Python 3.12's ``skip_file_prefixes`` does."""
     files = [summary.filename for summary in reversed(extract_stack())]  # this function's first
     level = next((n for n, file in enumerate(files, 1) if not file.startswith(_NOT_THE_USERS)), len(files))
     warnings.warn(text, category, stacklevel=level)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the names of the table, for type checkers
     def __getattr__(name: str) -> Callable[..., Any]: ...
 
 
-#: A name and its arguments, in PyTorch 1.10's order. What a name computes is what it says: a convolution, or one with
+#: Names and their arguments, in PyTorch 1.10's order. What a name computes is what it says: a convolution, or one with
 #: "transpose"; its gradients ("_backward"), or one of them. The names with stride before padding are those of a small
 #: extension that many copied to reach cuDNN. thnn_conv2d and slow_conv2d are one kernel: 2-D, undilated, ungrouped.
 _TABLE = """
@@ -64,30 +64,23 @@ convolution_transpose                         input weight TRANSPOSED_STRIDE_FIR
 convolution_transpose_backward_input          REDUNDANT weight grad_output STRIDE_FIRST FLAGS
 convolution_transpose_backward_weight         input weight_size grad_output STRIDE_FIRST FLAGS
 
-miopen_convolution                            self weight bias FORM FLAGS
-miopen_convolution_backward                   self grad_output weight FORM FLAGS MASK
-miopen_convolution_backward_input             self_size grad_output weight FORM FLAGS
-miopen_convolution_backward_weight            weight_size grad_output self FORM FLAGS
+miopen_convolution|miopen_depthwise_convolution                                  self weight bias FORM FLAGS
+miopen_convolution_backward|miopen_depthwise_convolution_backward                self grad_output weight FORM FLAGS MASK
+miopen_convolution_backward_input|miopen_depthwise_convolution_backward_input    self_size grad_output weight FORM FLAGS
+miopen_convolution_backward_weight|miopen_depthwise_convolution_backward_weight  weight_size grad_output self FORM FLAGS
 miopen_convolution_transpose                  self weight bias TRANSPOSED FLAGS
 miopen_convolution_transpose_backward         self grad_output weight TRANSPOSED FLAGS MASK
 miopen_convolution_transpose_backward_input   grad_output weight FORM FLAGS
 miopen_convolution_transpose_backward_weight  weight_size grad_output self FORM FLAGS
-miopen_depthwise_convolution                  self weight bias FORM FLAGS
-miopen_depthwise_convolution_backward         self grad_output weight FORM FLAGS MASK
-miopen_depthwise_convolution_backward_input   self_size grad_output weight FORM FLAGS
-miopen_depthwise_convolution_backward_weight  weight_size grad_output self FORM FLAGS
 
 mkldnn_convolution                            self weight bias FORM
 mkldnn_convolution_backward                   self grad_output weight FORM MASK
 mkldnn_convolution_backward_input             self_size grad_output weight FORM UNREAD
 mkldnn_convolution_backward_weights           weight_size grad_output self FORM DEFINED
 
-thnn_conv2d                                   self weight kernel_size bias=None stride=1 padding=0
-thnn_conv2d_forward                           self weight kernel_size bias stride padding
-thnn_conv2d_backward                          grad_output self weight THNN SCRATCH MASK
-slow_conv2d                                   self weight kernel_size bias=None stride=1 padding=0
-slow_conv2d_forward                           self weight kernel_size bias stride padding
-slow_conv2d_backward                          grad_output self weight THNN SCRATCH MASK
+thnn_conv2d|slow_conv2d                       self weight kernel_size bias=None stride=1 padding=0
+thnn_conv2d_forward|slow_conv2d_forward       self weight kernel_size bias stride padding
+thnn_conv2d_backward|slow_conv2d_backward     grad_output self weight THNN SCRATCH MASK
 """
 #: What the words in capitals of a row stand for; FLAGS are the library's.
 _SHORT = {
@@ -277,7 +270,8 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
     return (output, output.new_empty(0), output.new_empty(0)) if name.endswith("_forward") else output
 
 
-_FUNCTIONS = {name: _function(name, row) for name, row in re.findall(r"^(\w+) +(.+)$", _TABLE, re.MULTILINE)}
+_ROWS = re.findall(r"^(\S+) +(.+)$", _TABLE, re.MULTILINE)
+_FUNCTIONS = {name: _function(name, row) for names, row in _ROWS for name in names.split("|")}
 globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -6,57 +6,11 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from html import escape
 from typing import Any, Generic, TypeVar
 
 _ONE_LINE = 48  # characters of a cell that a notebook does not break
-
-
-def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
-    """Columns under the titles in the first row; a titled column that is empty in every other row is left out.
-
-    Args:
-        right: titles of the columns that are aligned on the right.
-        width: the most that a line may have; the columns that would exceed it stand below each row instead, with
-            their titles.
-
-    Equivalent to:
-        >>> rows = [("ms", "kernel", "backend"), ("1.5", "", "aten"), ("12", "", "native")]
-        >>> print(text_table(rows, right=["ms"]))
-         ms  backend
-        1.5  aten
-         12  native
-        >>> print(text_table([("backend", "reason"), ("aten", "no rule prefers another")], width=20))
-        backend
-        aten
-            reason: no rule
-            prefers another
-    """
-    columns = _columns(rows)
-    widths = [max(map(len, c)) for c in columns]
-    fit = len(columns)
-    while width is not None and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
-        fit -= 1
-    padded = [
-        [cell.rjust(n) if c[0] in right else cell.ljust(n) for cell in c]
-        for c, n in zip(columns[:fit], widths, strict=False)
-    ]
-    lines = ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
-    if width is None:
-        return "\n".join(lines)
-    below = ["", *("; ".join(f"{c[0]}: {c[i]}" if c[0] else c[i] for c in columns[fit:] if c[i])
-                   for i in range(1, len(lines)))]  # fmt: skip
-    texts = [
-        (line, "  ") if not rest else (f"{line}\n    {rest}", "    ") for line, rest in zip(lines, below, strict=True)
-    ]
-    return "\n".join(wrapped(text, width, indent) for text, indent in texts)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Columns, without those that have nothing below their title."""
-    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
-    return [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
 
 def wrapped(text: str, width: int, indent: str | None = None) -> str:
@@ -102,23 +56,6 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     return out.getvalue()
 
 
-def html_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), bold: Collection[int] = ()) -> str:
-    """Return rows as HTML, for ``_repr_html_``; a titled column that is empty in every other row is left out.
-
-    Args:
-        right: titles of the columns that are aligned on the right.
-        bold: numbers of the rows below the titles that stand out.
-    """
-    columns = []
-    for column in _columns(rows):
-        style = "white-space:nowrap" if max(map(len, column)) <= _ONE_LINE else "min-width:24em"
-        style += f";text-align:{'right' if column[0] in right else 'left'}"
-        columns.append([f"<t{'dh'[i == 0]} style='{style}'>{escape(cell)}" for i, cell in enumerate(column)])
-    lines = ["".join(f"{cell}</t{cell[2]}>" for cell in line) for line in zip(*columns, strict=True)]
-    marked = [f"<tr{' style=font-weight:bold' * (i - 1 in bold)}>{line}</tr>" for i, line in enumerate(lines)]
-    return f"<table><thead>{marked[0]}</thead><tbody>{''.join(marked[1:])}</tbody></table>"
-
-
 Row = TypeVar("Row")
 #: Title -> the value of a row, and its format (``".1%"``; empty for text).
 Columns = Mapping[str, tuple[Callable[[Row], Any], str]]
@@ -127,17 +64,24 @@ Columns = Mapping[str, tuple[Callable[[Row], Any], str]]
 class Table(Generic[Row]):
     """Rows of any kind under titles: the one table that prints, is exported, and is shown in a notebook.
 
+    A titled column that is empty in every row is not shown; numbers are aligned on the right.
+
     Equivalent to:
-        >>> table = Table([("aten", 0.5), ("native", None)], {
-        ...     "backend": (lambda row: row[0], ""), "share": (lambda row: row[1], ".0%")})
+        >>> table = Table([("aten", 0.5, "no rule prefers another"), ("native", None, "")], {
+        ...     "backend": (lambda row: row[0], ""), "share": (lambda row: row[1], ".0%"),
+        ...     "reason": (lambda row: row[2], ""), "remark": (lambda row: "", "")})
         >>> print(table.text())
+        backend  share  reason
+        aten       50%  no rule prefers another
+        native
+        >>> print(table.text(width=20))
         backend  share
         aten       50%
+            reason: no rule
+            prefers another
         native
-        >>> print(table.csv(), end="")
-        backend,share
-        aten,0.5
-        native,
+        >>> print(table.csv().splitlines()[1])
+        aten,0.5,no rule prefers another,
     """
 
     def __init__(self, rows: Iterable[Row], columns: Columns[Row]) -> None:
@@ -153,14 +97,30 @@ class Table(Generic[Row]):
         ]
         return [tuple(self.columns), *lines]
 
-    @property
-    def _numbers(self) -> list[str]:
-        """The titles of columns of numbers."""
-        return [title for title, (_, spec) in self.columns.items() if spec]
+    def _shown(self) -> list[tuple[bool, tuple[str, ...]]]:
+        """Return the columns that are shown, and whether each is of numbers."""
+        columns = zip(self.columns.values(), zip(*self.cells(), strict=True), strict=True)
+        return [(bool(spec), c) for (_, spec), c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
 
     def text(self, width: int | None = None) -> str:
-        """Return the table for a terminal, no line wider than ``width``; numbers are aligned on the right."""
-        return text_table(self.cells(), right=self._numbers, width=width)
+        """Return the table for a terminal; columns that would make a line wider than ``width`` stand below each row."""
+        columns = self._shown()
+        widths = [max(map(len, c)) for _, c in columns]
+        fit = len(columns)
+        while width is not None and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
+            fit -= 1
+        padded = [
+            [cell.rjust(n) if numbers else cell.ljust(n) for cell in c]
+            for (numbers, c), n in zip(columns[:fit], widths, strict=False)
+        ]
+        lines = ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+        if width is None:
+            return "\n".join(lines)
+        for i, line in enumerate(lines):
+            below = [f"{c[0]}: {c[i]}" if c[0] else c[i] for _, c in columns[fit:] if i and c[i]]
+            text, indent = (f"{line}\n    {'; '.join(below)}", "    ") if below else (line, "  ")
+            lines[i] = wrapped(text, width, indent)
+        return "\n".join(lines)
 
     def csv(self) -> str:
         """Return the table as CSV, its numbers as they are."""
@@ -168,4 +128,11 @@ class Table(Generic[Row]):
 
     def html(self, bold: Collection[int] = ()) -> str:
         """Return the table as HTML, for ``_repr_html_``; the rows with the numbers ``bold`` stand out."""
-        return html_table(self.cells(), right=self._numbers, bold=bold)
+        columns = []
+        for numbers, column in self._shown():
+            style = "white-space:nowrap" if max(map(len, column)) <= _ONE_LINE else "min-width:24em"
+            style += f";text-align:{'right' if numbers else 'left'}"
+            columns.append([f"<t{'dh'[i == 0]} style='{style}'>{escape(cell)}" for i, cell in enumerate(column)])
+        lines = ["".join(f"{cell}</t{cell[2]}>" for cell in line) for line in zip(*columns, strict=True)]
+        marked = [f"<tr{' style=font-weight:bold' * (i - 1 in bold)}>{line}</tr>" for i, line in enumerate(lines)]
+        return f"<table><thead>{marked[0]}</thead><tbody>{''.join(marked[1:])}</tbody></table>"

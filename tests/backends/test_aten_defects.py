@@ -58,7 +58,7 @@ def child() -> Iterator[Child]:
 @pytest.mark.parametrize("defect", [ROWS[0], *SLOW])
 def test_pytorch_still_has_it(child: Child, defect: Defect) -> None:
     """Where it does not show, the row may be too wide: then the test says so, and PyTorch's result was right."""
-    problem, output = defect.example
+    problem, output = defect.example, defect.outputs[0]
     for seed in range(5):
         found, died = child.ask((problem, output, ODD.get(defect.name), seed))
         if died or found[0] == "failed":
@@ -69,7 +69,7 @@ def test_pytorch_still_has_it(child: Child, defect: Defect) -> None:
 
 @pytest.mark.parametrize("defect", ROWS)
 def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
-    problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]
+    problem, output = ConvProblem.parse(defect.example), defect.outputs[0]
     assert defect.condition(problem)
     (step,) = choose(problem, (output,), CPU)
     if defect.instead and defect.here():
@@ -83,7 +83,7 @@ def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
 @pytest.mark.parametrize("defect", [pytest.param(d, id=d.name) for d in DEFECTS if d.instead and d.here()])
 def test_on_request_pytorchs_result_is_one_line_away(defect: Defect) -> None:
     warn_of.cache_clear()
-    problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]
+    problem, output = ConvProblem.parse(defect.example), defect.outputs[0]
     with convgrad.use_backend("aten"):
         request = convgrad.engine.active()
         with pytest.warns(RuntimeWarning, match="requested by name, PyTorch's kernel is wrong here"):

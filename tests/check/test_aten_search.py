@@ -31,7 +31,7 @@ def _nothing_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @where_known
 def test_it_finds_what_is_known_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, output = ConvProblem.parse(KNOWN.example[0]), KNOWN.example[1]
+    problem, output = ConvProblem.parse(KNOWN.example), KNOWN.outputs[0]
     monkeypatch.setattr(aten_defects, "DEFECTS", ())
     monkeypatch.setattr("convgrad.check.aten_search.DEFECTS", ())
     monkeypatch.setattr("convgrad.check.aten_search.random_problems", lambda seed: repeat(problem))

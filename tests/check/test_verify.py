@@ -309,7 +309,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def run(check: Any) -> Any:
         names.append(check.backend.name)
-        return verify._Result("", Counter(forward=35), 5)
+        return verify._Result(Counter(forward=35), 5)
 
     monkeypatch.setattr(verify._Check, "run", run)
     monkeypatch.setattr(speed, "measure", lambda *_: ())

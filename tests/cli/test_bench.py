@@ -114,7 +114,9 @@ def test_a_files_directions_say_what_is_timed_unless_the_command_does(capsys, tm
 
 
 def test_a_wrong_backend_gets_no_time(capsys) -> None:
-    register(around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"))
+    register(
+        around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"), candidate=False
+    )
     assert run(["bench", SMALL, "-b", "wrong", "-o", "forward", "--seconds", "0.05", "--return-memory"]) == 1
     printed = capsys.readouterr().out
     assert "not timed" in printed

@@ -240,6 +240,10 @@ def test_explain_a_known_model(capsys) -> None:
         (("check", "no/such/file"), "there is no file"),
         (("check", "--transposed"), "--transposed says how a problem or a file is read, and none is named"),
         (("bench", "absent.txt"), "there is no file 'absent.txt'"),
+        (
+            ("check", __file__),
+            f"is a script, not a file of problems (hint: --kernels {__file__} before the command loads",
+        ),
         (("explain", "absent.py"), "there is no file 'absent.py'"),
         (("explain", __file__), "is a file, not a model"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
@@ -291,7 +295,9 @@ def test_names(capsys) -> None:
 
 @pytest.fixture
 def _wrong() -> None:
-    register(around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"))
+    register(
+        around(ReferenceBackend, lambda kernel, *_: lambda *args: kernel(*args) + 1, name="wrong"), candidate=False
+    )
 
 
 def test_check_one_problem_for_every_property(capsys) -> None:

@@ -124,7 +124,8 @@ def test_a_registered_kernel_that_takes_the_padding() -> None:
         return [] if problem.padding == ((0, 1), (0, 1)) else ["only of padding at the end"]
 
     register(
-        around(ReferenceBackend, lambda kernel, *_: kernel, name="at_the_end", preferred=True, reasons_against=against)
+        around(ReferenceBackend, lambda kernel, *_: kernel, name="at_the_end", reasons_against=against),
+        preferred=True,
     )
     (outputs,) = explained(model, x).values()
     assert set(outputs.values()) == {"at_the_end"}

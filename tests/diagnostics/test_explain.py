@@ -72,7 +72,7 @@ def test_a_kernel_of_the_users_that_cannot_is_shown_with_the_reason() -> None:
     def against(self: object, problem: ConvProblem, outputs: object, device: object) -> list[str]:
         return ["it takes even widths"] if problem.groups == P.groups else []
 
-    register(around(ReferenceBackend, lambda kernel, *_: kernel, name="odd", candidate=False, reasons_against=against))
+    register(around(ReferenceBackend, lambda kernel, *_: kernel, name="odd", reasons_against=against), candidate=False)
     assert str(explain_problem(P)).count("it takes even widths") == 3
     e = explain_problem(P.replace(groups=1))
     assert re.search(r"\w+ was chosen over .*\bodd\b", " ".join(str(e).split()))
@@ -100,7 +100,10 @@ def test_which_kernel_of_a_backend_runs_is_named() -> None:
     def kernel_name(self: object, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         return "deep" if outputs == ("forward",) else "wide"
 
-    register(around(ReferenceBackend, lambda kernel, *_: kernel, name="two_kernels", kernel_name=kernel_name))
+    register(
+        around(ReferenceBackend, lambda kernel, *_: kernel, name="two_kernels", kernel_name=kernel_name),
+        candidate=False,
+    )
     with use_backend("two_kernels"), trace() as t:
         e = explain(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))
         conv1d(torch.ones(1, 2, 5), torch.ones(2, 2, 3, requires_grad=True)).sum().backward()
@@ -131,7 +134,7 @@ def test_measuring() -> None:
 
 def test_what_is_computed_in_sweeps_only_is_not_measured_alone() -> None:
     together = {"name": "in_one_sweep", "passes": (), "sweeps": BOTH_GRADIENTS[:1]}
-    register(around(ReferenceBackend, lambda *_: pytest.fail("called"), **together))
+    register(around(ReferenceBackend, lambda *_: pytest.fail("called"), **together), candidate=False)
     with use_backend("in_one_sweep"):
         e = explain_problem(P, ["grad_input", "grad_weight"], measure=True)
     assert set(e.chosen().values()) == {"in_one_sweep"}

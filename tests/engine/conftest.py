@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convgrad.engine import cache, get_backend, register, store
+from convgrad.engine import cache, get_backend, register, registry, store
 
 from .measuring import Fake, fresh
 
@@ -19,7 +19,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(store, "_unwritten", {})
     fresh(monkeypatch)
     for name in ("im2col", "aten:channels_last", "aten:padded", "aten:mkldnn"):
-        monkeypatch.setattr(type(get_backend(name)), "candidate", False)
+        monkeypatch.setitem(
+            registry._registered, name, registry.Registered(get_backend(name), candidate=False, source="")
+        )
     yield tmp_path
     cache.invalidate()
 

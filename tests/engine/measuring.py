@@ -27,7 +27,6 @@ X, W = torch.randn(2, 72, 20, 20), torch.randn(8, 72, 3, 3)
 class Fake(Backend):
     """ATen, later by ``seconds``; where these are 0 and it ``cheats``, nothing of a problem that is not small."""
 
-    candidate = True
     sweeps = (BOTH,)
     layouts = ("strided",)
 

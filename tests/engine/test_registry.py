@@ -124,14 +124,14 @@ def test_for_a_choice_a_backend_is_asked_once_about_the_same_outputs() -> None:
     class Moody(ReferenceBackend):
         """Usable for one pass the first time that it is asked, and never again."""
 
-        name, preferred = "moody", True
+        name = "moody"
         asked: ClassVar[list[Outputs]] = []
 
         def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
             self.asked.append(outputs)
             return [] if outputs == ("grad_weight",) and self.asked.count(outputs) == 1 else ["no"]
 
-    register(Moody())
+    register(Moody(), preferred=True)
     steps = choose(ConvProblem.parse("mb1ic2ih6oc3kh3"), ("grad_input", "grad_weight"), torch.device("cpu"))
     assert steps[1].backend.name == "moody"
     assert len(Moody.asked) == len({*Moody.asked})

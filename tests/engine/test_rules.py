@@ -14,7 +14,7 @@ import torch
 
 import convgrad
 from convgrad.engine import cache, choose, costs, rules
-from convgrad.engine.registry import backends
+from convgrad.engine.registry import backends, registered
 from convgrad.engine.rules import by_rule, kind_of
 from convgrad.problem import PASSES, ConvProblem, Output, Outputs
 
@@ -249,7 +249,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 def test_the_table_says_what_there_is(table: dict[str, dict[str, float]]) -> None:
     assert {*table} == {"depthwise", "emulated"}
     for ways in table.values():
-        assert all(backends()[way].candidate for way in ways)  # else a measurement would settle on less than the rule
+        assert all(registered()[way].candidate for way in ways)  # else a measurement would settle on less than the rule
         assert all(gain > 1 for gain in ways.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-for needed in ("matplotlib", "rich", "sklearn"):
-    pytest.importorskip(needed)
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("matplotlib", "rich", "sklearn")), reason="not all is installed"
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

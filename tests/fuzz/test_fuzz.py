@@ -61,7 +61,7 @@ def test_a_few_seconds() -> None:
 def test_it_can_fail() -> None:
     """PyTorch's own kernel, requested where it is wrong; and shrinking keeps what makes it wrong."""
     call = random_call(random.Random(0))
-    call |= {"problem": KNOWN.example[0], "backend": "aten", "mask": [True] * 3, "spoiled": None}
+    call |= {"problem": KNOWN.example, "backend": "aten", "mask": [True] * 3, "spoiled": None}
     with Child(answer) as child:
         assert "grad_weight is off by" in wrong(child, call)
         small = shrunk(child, call)

@@ -17,7 +17,7 @@ from convgrad.diagnostics import Trace
 from convgrad.engine import Plan
 from convgrad.engine.events import observers, thread
 from convgrad.models import observe_aten, takeover
-from convgrad.ops import pytorch_operators
+from convgrad.ops import opened, pytorch_operators
 
 from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel, world_of_one
 
@@ -81,6 +81,30 @@ def test_an_interrupt_leaves_nothing_switched_off():
         if interrupted < last:
             break
     assert interrupted > 3
+
+
+def test_an_interrupt_while_a_block_opens(monkeypatch):
+    """What it leaves registered is not taken for PyTorch's kernel, which would call itself for ever."""
+    x, w, b = operands(requires_grad=True)
+    exchange, left = pytorch_operators._compiled, []
+
+    def interrupted(*arguments):
+        left.append(exchange(*arguments))
+        raise KeyboardInterrupt
+
+    if opened() is None:
+        pytest.skip("no compiled library")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(pytorch_operators, "_compiled", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                takeover().__enter__()
+        with takeover(), convgrad.use_backend("aten"):
+            F.conv2d(x, w, b, groups=2).sum().backward()
+        F.conv2d(x, w, b, groups=2).sum().backward()
+    finally:
+        left[0]()
+        pytorch_operators._left = False
 
 
 def test_only_the_gradients_asked_for(ours):

@@ -240,7 +240,7 @@ def test_small_or_narrow_is_torchs(sizes: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("lacking", ["", "all"])
 def test_autocast(small: None, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
     """Where the processor has no arithmetic for 16 bits, our kernels convert; elsewhere it is torch's."""
-    for module in (convgrad.nn.linear, rules):
+    for module in (convgrad._compat, rules):
         monkeypatch.setattr(module, "cpu_lacks", lambda dtype: lacking if dtype.itemsize == 2 else "")
     monkeypatch.setitem(rules.TABLE, "emulated", {"native": 2.0})
     ours, theirs = pair(64, 128, dtype=torch.float32)

@@ -506,7 +506,7 @@ def test_what_gains_in_contiguous_layout_alone_is_aten_in_the_graph(monkeypatch:
         step = SimpleNamespace(backend=SimpleNamespace(name="native"), reason=reason, proposed=False)
         return SimpleNamespace(aten=problem.channels_last, steps=() if problem.channels_last else (step,))
 
-    monkeypatch.setattr(lowering, "plan_for", chosen)
+    monkeypatch.setattr(lowering.engine, "plan_for", chosen)
     reason = "by rule: it is faster"
     assert "convgrad" not in graph_of(padding=1)
     reason = "your preference"

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 x, w = torch.ones(2, 8, 20, 20), torch.ones(8, 1, 3, 3)
 torch.nn.functional.conv2d(x, w, groups=8)
 failed = []
-for pair in [(first, second) for first in ("ours", "takeover") for second in ("ours", "takeover")]:
+for pair in [("ours", "takeover"), ("takeover", "ours")]:
     process = os.fork()
     if process == 0:
         break

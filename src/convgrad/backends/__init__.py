@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from . import _native_library as native_library
 from ._native_library import warn_if_absent, why_absent
-from .aten import AtenBackend, complex_product, runs_as_stated, statable_arguments
+from .aten import ROUTES, AtenBackend, complex_product, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
-from .aten_libraries import (
-    AtenCudnnBackend,
-    AtenMiopenBackend,
-    AtenMkldnnBackend,
-    AtenNativeBackend,
-    aten_choice,
-)
+from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend, aten_choice
 from .base import Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
 from .im2col import Im2colBackend
 from .native import (
@@ -31,7 +25,6 @@ from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalizatio
 from .padding import COPY, PaddedCopy, padded
 from .products import AtenMatmulBackend, AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
-from .routes import ROUTES
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend
 
 

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import struct
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,12 +22,16 @@ _PLAN_BYTES = 1536
 #: ``convgrad_problem``.
 pack_problem = struct.Struct("22q5i0q").pack
 
-#: ``convgrad_tensors``: the addresses of input, weight, grad_output, bias, forward, grad_input, grad_weight and
-#: grad_bias, 0 for none.
-pack_tensors = struct.Struct("8P").pack
+#: The order of ``convgrad_tensors``.
+TENSORS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
 
 #: ``convgrad_norm``.
 pack_norm = struct.Struct("3q2d5i11P").pack
+
+
+def packer(*tensors: str) -> Callable[..., bytes]:
+    """Return the function that packs the addresses of these tensors, in their order, with 0 for all others."""
+    return struct.Struct("".join("P" if name in tensors else "8x" for name in TENSORS)).pack
 
 
 _VARIABLE = "CONVGRAD_NATIVE_LIBRARY"
@@ -76,11 +81,7 @@ def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def load() -> ctypes.CDLL | None:
-    """Return the library; None where there is none.
-
-    Raises:
-        ValueError: the environment variable names one that cannot be loaded.
-    """
+    """Return the library or None; a ValueError where the environment variable names one that cannot be loaded."""
     return _try_load()[0]
 
 
@@ -99,12 +100,7 @@ def warn_if_absent() -> None:
 def make_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, bytes]:
     """Return the library and a ``convgrad_plan``, a plain value that holds nothing to free.
 
-    Args:
-        problem: what `pack_problem` returns.
-        set_name: an instruction set, "amx" or "winograd", which this build has; where it is empty the set in use.
-
-    Raises:
-        RuntimeError: there is no library, or not this instruction set in it.
+    ``set_name`` is an instruction set, "amx" or "winograd"; empty is the set in use. RuntimeError: it is not there.
     """
     library = load()
     if library is None:

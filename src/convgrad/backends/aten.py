@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import usual_strides
-from ..problem import ConvProblem, Outputs, Pass
+from .._compat import channels_last_of, usual_strides
+from ..problem import ConvProblem, Dimension, Outputs, Pass, fields_of
 from ..settings import cudnn_allows_tf32
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, tidy, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
-from .padding import over_copy, padded
+from .padding import Restated, over_copy, padded
 
 #: PyTorch's own backward, without a Python frame of its own.
 aten_backward: Any = torch.ops.aten.convolution_backward.default._op
@@ -156,15 +156,90 @@ def _sweep(p: ConvProblem, n: int) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def complex_product(
-    contract: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
+    contract: Callable[[Tensor, Tensor, Tensor | None], Tensor], a: Tensor, b: Tensor, bias: Tensor | None = None,
     workspace: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Compute a bilinear map of complex operands as three real ones (Gauss; ATen's complex forward does the same)."""
     a, b = a.resolve_conj(), b.resolve_conj()
     cr, ci = (None, None) if bias is None else (bias.resolve_conj().real, bias.resolve_conj().imag)
     real, imag = contract(a.real, b.real, cr), contract(a.imag, b.imag, None)
     both = contract(a.real + a.imag, b.real + b.imag, None if cr is None or ci is None else cr + ci)
     return torch.complex(real - imag, both - real - imag)
+
+
+def with_height(p: ConvProblem) -> ConvProblem:
+    """Return a problem of one dimension as one of two, with a height of 1."""
+    return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
+
+
+# ---- routes: ATen in another dtype, layout or number of dimensions, where its kernels are faster ----
+
+_aten = AtenBackend()
+
+
+class AtenRoute(Restated):
+    """ATen on operands converted to another dtype or layout, a sequence to an image of one row, within its time."""
+
+    def __init__(self, name: str, summary: str, restated: Callable[[ConvProblem], ConvProblem], otherwise: str) -> None:
+        super().__init__(_aten, restated, name, summary, otherwise)
+        self.layouts = ("strided",)
+
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        other = self.restated(problem)
+        kernel, lifted = _aten.bind(other, outputs), other.ndim > problem.ndim
+
+        def there(t: Tensor) -> Tensor:
+            return _converted(t.unsqueeze(2) if lifted else t, other)
+
+        def back(t: Tensor) -> Tensor:
+            return _converted(t.squeeze(2) if lifted else t, problem)
+
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
+            return back(kernel(there(a), there(b), None if bias is None else bias.to(other.dtype)))
+
+        def sweep(a: Tensor, b: Tensor, c: Tensor, workspace: object = None) -> tuple[Tensor, ...]:
+            found = kernel(there(a), there(b), there(c))
+            return tuple(t.to(problem.dtype) if t.dim() == 1 else back(t) for t in found)
+
+        return one_pass if len(outputs) == 1 else sweep
+
+
+def _converted(t: Tensor, p: ConvProblem) -> Tensor:
+    """Return a tensor in the dtype and the layout of a problem, with one copy at most."""
+    if t.dtype is not p.dtype:
+        return t.to(p.dtype, memory_format=p.memory_format)
+    return t.contiguous(memory_format=p.memory_format)
+
+
+def _in_channels_last(p: ConvProblem) -> ConvProblem:
+    lifted = with_height(p) if p.ndim == 1 else p
+    return p if p.channels_last else lifted.replace(memory_format=channels_last_of(lifted.ndim))
+
+
+def _padded(p: ConvProblem) -> ConvProblem:
+    """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
+    other = padded(p)
+    return p if other is p else other.replace(origin="plain")
+
+
+_padding = Restated(
+    _aten, _padded, "aten:padded", "ATen over an input that carries its padding", "there is no padding to write out"
+)
+_padding.sweeps = ()
+
+ROUTES = (
+    # For a CPU without 16-bit arithmetic, and for sums that are rounded once.
+    AtenRoute("aten:float32", "ATen in float32, for float16 and bfloat16",
+              lambda p: p.replace(dtype=torch.float32) if p.dtype in (torch.float16, torch.bfloat16) else p,
+              "it computes torch.float16 and torch.bfloat16 in torch.float32, got {p.dtype}"),
+    # A sequence has no such layout.
+    AtenRoute("aten:channels_last", "ATen in channels_last, for contiguous tensors; a sequence is an image of one row",
+              _in_channels_last, "its layout is channels_last as it is"),
+    # On a GPU cuDNN computes the groups of channels_last tensors one after the other.
+    AtenRoute("aten:contiguous", "ATen on contiguous copies, for tensors in channels_last",
+              lambda p: p.replace(memory_format=torch.contiguous_format) if p.channels_last else p,
+              "its layout is contiguous as it is"),
+    # Most of oneDNN's kernels in `aten_defects` go wrong where a border is wide and the image small. With the zeros
+    # written out there is no border; that costs one copy of the input, and the kernel stays the fast one.
+    _padding,
+)  # fmt: skip

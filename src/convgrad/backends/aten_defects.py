@@ -18,17 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import (
-    amx_here,
-    avx2_here,
-    avx512_here,
-    channels_last_of,
-    onednn_has,
-    onednn_limit,
-    suggests_channels_last,
-    usual_strides,
-    warn_user,
-)
+from .. import _compat
 from ..problem import ConvProblem, Output, Outputs, effective_kernel
 from ..settings import mkldnn
 
@@ -38,13 +28,13 @@ class Defect:
     """One thing that PyTorch's convolution gets wrong."""
 
     name: str  # a word or two for tables and tests
-    outputs: Outputs  # the passes of the plain problem that are wrong; their order plays no part
+    outputs: Outputs  # the passes of the plain problem that are wrong, first the one that the example shows
     dtypes: tuple[torch.dtype, ...]  # of the operands
     condition: Callable[[ConvProblem], bool]  # whether a problem is concerned, as PyTorch would be called for it
     when: str  # the condition in words
     happens: str  # what goes wrong, as the end of the sentence "PyTorch's kernel is wrong here: ..."
     reference: str  # where it is reported, or which kernel of which version does it
-    example: tuple[str, Output]  # a problem that shows it, and the output that does
+    example: str  # a problem that shows it
     instead: tuple[str, ...] = ()  # backends that compute it right, the fastest first; none where `aten` avoids it
     instructions: str = "avx512"  # of the kernel; "fp16" is AVX512-FP16, and "" stands for any
 
@@ -52,13 +42,13 @@ class Defect:
         """Whether this machine's kernels have it: whether oneDNN uses these instructions."""
         if not self.instructions:
             return True
-        limit = onednn_limit().upper()
-        if not avx2_here() or limit.startswith("SSE") or limit == "AVX":
+        limit = _compat.onednn_limit().upper()
+        if not _compat.avx2_here() or limit.startswith("SSE") or limit == "AVX":
             return False
         if self.instructions == "avx2":
             return True
-        more = {"avx512": lambda: True, "amx": amx_here, "fp16": lambda: onednn_has(torch.float16)}
-        return avx512_here() and not limit.startswith("AVX2") and more[self.instructions]()
+        more = {"avx512": lambda: True, "amx": _compat.amx_here, "fp16": lambda: _compat.onednn_has(torch.float16)}
+        return _compat.avx512_here() and not limit.startswith("AVX2") and more[self.instructions]()
 
     def concerns(self, problem: ConvProblem, output: Output) -> bool:
         """Whether PyTorch gets this output of this problem wrong on this machine."""
@@ -97,10 +87,10 @@ def tidy(t: Tensor) -> Tensor:
     key = (t.shape, t.stride())
     if key in _ordinary:
         return t
-    channels_last = channels_last_of(t.dim() - 2)
+    channels_last = _compat.channels_last_of(t.dim() - 2)
     if t.dim() >= 4 and 1 in t.shape:
-        layout = channels_last if suggests_channels_last(t) else torch.contiguous_format
-        usual = usual_strides(t.shape, layout is channels_last)
+        layout = channels_last if _compat.suggests_channels_last(t) else torch.contiguous_format
+        usual = _compat.usual_strides(t.shape, layout is channels_last)
         if t.is_contiguous(memory_format=layout):
             if key[1] != usual:
                 return t.as_strided(t.shape, usual)
@@ -115,9 +105,7 @@ def tidy(t: Tensor) -> Tensor:
 def reads_every_stride(problem: ConvProblem) -> bool:
     """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
 
-    Its own CPU kernel for images in channels_last gives no gradient for a weight with others, but an error. Those of
-    the other operands do no harm, but for `reads_batch_stride`: `tests/regressions/test_size_one_strides.py` tries them
-    all.
+    Its own CPU kernel for images in channels_last gives no gradient for a weight with others, but an error.
     """
     p = problem
     own = p.ndim == 2 and p.channels_last and max(p.kernel_size) > 1
@@ -204,19 +192,18 @@ DEFECTS: tuple[Defect, ...] = (
            when="3-D, a kernel deeper than the input, padding in depth, more than one output slice",
            happens="the weight gradient adds uninitialized memory, and may write past its end",
            reference=f"{_MAIN}jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
-           example=("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight")),
+           example="mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16"),
     Defect("front padding", ("grad_weight",), _BF16_AND_32, instead=_AT_THE_BORDER,
            condition=lambda p: p.ndim == 3 and p.padding[0][0] > p.stride[0] > 1 and p.padding[0][0] % p.stride[0] != 0,
            when="3-D, padding in depth larger than a stride of 2 or more and no multiple of it",
            happens="the weight gradient reads and writes outside of its operands",
            reference=f"{_MAIN}jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
-           example=("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight")),
+           example="g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last"),
     Defect("narrow rows", ("grad_weight",), _BF16, instead=_AT_THE_BORDER,
            condition=lambda p: any(dim.input <= dim.stride > 1 and dim.low > 0 for dim in p.dims[-2:]),
            when="a padded height or width that is no larger than its stride of 2 or more",
-           happens="the weight gradient adds uninitialized memory",
-           reference="oneDNN 3.12, jit_bf16:avx512_core_bf16",
-           example=("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight")),
+           happens="the weight gradient adds uninitialized memory", reference="oneDNN 3.12, jit_bf16:avx512_core_bf16",
+           example="mb4ic18iw1oc2kw13sw3pw6 bfloat16"),
     Defect("dilated rows", ("grad_weight",), _BF16, instead=_INSIDE,
            condition=lambda p: p.channels_last and p.ndim > 1 and p.dilation[-2] > 1 == p.stride[-2]
            and p.output_size[-1] > 28 and p.in_channels // p.groups % 16 != 0
@@ -225,91 +212,81 @@ DEFECTS: tuple[Defect, ...] = (
                 "that are no multiple of 16 (a group; without groups, more than 16)",
            happens="the weight gradient reads the wrong rows of the input, and unwritten memory behind the last one",
            reference="oneDNN 3.12 and its main branch, jit_avx512_core_bf16_conv_kernel.cpp, compute_oh_step_common",
-           example=("mb2ic17ih12iw40oc16kh3kw3ph2pw1dh1dw0 bfloat16 channels_last", "grad_weight")),
+           example="mb2ic17ih12iw40oc16kh3kw3ph2pw1dh1dw0 bfloat16 channels_last"),
     Defect("one input channel", ("forward",), _BF16_AND_32, instead=_INSIDE,
            condition=lambda p: p.channels_last and p.in_channels == p.groups
            and (p.output_size[-1] == 1 < p.stride[-1] or (p.dtype is torch.bfloat16 and _one_slice_deep(p))),
            when="channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
-                "(bfloat16 also: an input one slice deep)",
-           happens="the output adds uninitialized memory",
+                "(bfloat16 also: an input one slice deep)", happens="the output adds uninitialized memory",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
-           example=("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward")),
+           example="g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last"),
     Defect("strided row", ("forward",), _BF16, instead=_INSIDE,
            condition=lambda p: p.output_size[-1] == 1 < p.stride[-1] or _one_slice_deep(p), instructions="amx",
            when="on a processor with AMX, a width of 1 reached by a stride of 2 or more, or an input one slice deep",
            happens="the output is wrong by more than its size, and the process may die",
            reference="https://github.com/pytorch/pytorch/issues/169688",
-           example=("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward")),
+           example="mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16"),
     Defect("joined columns", ("forward",), _BF16, instead=_INSIDE, condition=_joins_columns, instructions="amx",
            when="on a processor with AMX, an even number of channels below 32, and a row of the kernel (or as much of "
                 "it as the stride divides) with a multiple of 32 elements of them, and more than 32",
            happens="the output is wrong by more than its size: the weights are read as if they lay without padding",
            reference=f"{_MAIN}jit_brgemm_conv_utils.cpp, relo_conv_weights and trans_dim_koef",
-           example=("ic4iw33oc2kw16 bfloat16", "forward")),
+           example="ic4iw33oc2kw16 bfloat16"),
     Defect("skipped rows", ("forward",), _BF16, instead=_INSIDE, condition=_skips, instructions="amx",
            when="on a processor with AMX, a stride in depth or height that is larger than the (dilated) kernel; of an "
                 "image only with padding as wide as the kernel",
            happens="the kernel writes past the end of its buffer: the output is wrong, or the process dies",
            reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
-           example=("ic64id10ih3iw10oc32kd1kh1kw3sd3sh1sw1pd0ph0pw1 bfloat16", "forward")),
+           example="ic64id10ih3iw10oc32kd1kh1kw3sd3sh1sw1pd0ph0pw1 bfloat16"),
     Defect("slices that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
            condition=lambda p: p.ndim == 3 and _leaves_out(p, 0), instructions="amx",
            when="on a processor with AMX, 3-D, a slice of the input that no result reads",
-           happens="the input gradient of that slice is uninitialized memory",
-           reference="oneDNN 3.12",
-           example=("ic2id4ih4iw40oc3kd3kh3kw3sd2sh1sw1pd0ph0pw0 bfloat16", "grad_input")),
+           happens="the input gradient of that slice is uninitialized memory", reference="oneDNN 3.12",
+           example="ic2id4ih4iw40oc3kd3kh3kw3sd2sh1sw1pd0ph0pw0 bfloat16"),
     Defect("rows that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
            condition=lambda p: max(p.stride) == 1 and any(_leaves_out(p, dim) for dim in range(p.ndim - 1)),
            instructions="amx",
            when="on a processor with AMX, a row or slice of the input that no result of a dilated kernel reads",
-           happens="the process may die (segmentation fault)",
-           reference="oneDNN 3.12",
-           example=("ic24ih2iw4oc1kh2kw2ph1pw0dh2dw0 bfloat16", "grad_input")),
+           happens="the process may die (segmentation fault)", reference="oneDNN 3.12",
+           example="ic24ih2iw4oc1kh2kw2ph1pw0dh2dw0 bfloat16"),
     Defect("gaps in a narrow row", ("forward",), _BF16_AND_32, instead=_AT_THE_BORDER,
            condition=lambda p: p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1]
            and p.padding[-1][0] > 0, instructions="avx2",
            when="channels_last, a dilated row, padded and narrower than its stride",
            happens="the process dies (segmentation fault), in float32 with a bias",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16, brg_conv_fwd:avx512_core and brg_conv_fwd:avx2",
-           example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 channels_last bias", "forward")),
+           example="mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 channels_last bias"),
     Defect("rows of padding", ("forward",), _BF16, instead=_AT_THE_BORDER,
            condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)), instructions="amx",
            when="on a processor with AMX, a row or slice of results that reads nothing but padding",
-           happens="the process may die (segmentation fault)",
-           reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
-           example=("mb3ic16ih1iw14oc16kh2kw1sw3ph1pw2dh1 bfloat16", "forward")),
+           happens="the process may die (segmentation fault)", reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
+           example="mb3ic16ih1iw14oc16kh2kw1sw3ph1pw2dh1 bfloat16"),
     Defect("a row narrower than its stride", ("forward",), (torch.float16,), instead=_AT_THE_BORDER,
            condition=lambda p: p.input_size[-1] < p.stride[-1] and p.padding[-1][0] > 0, instructions="fp16",
            when="with AVX512-FP16, a row, padded and narrower than its stride",
-           happens="the process dies (segmentation fault)",
-           reference="oneDNN 3.12, brg_conv_fwd:avx512_core_fp16",
-           example=("mb3ic64ih3iw1oc64kh1kw2sw2ph0pw3dw1 float16", "forward")),
+           happens="the process dies (segmentation fault)", reference="oneDNN 3.12, brg_conv_fwd:avx512_core_fp16",
+           example="mb3ic64ih3iw1oc64kh1kw2sw2ph0pw3dw1 float16"),
     Defect("few channels in a wide row", ("forward",), (torch.float16,), instead=_INSIDE,
            condition=lambda p: p.depthwise and p.in_channels == p.out_channels <= 16 and p.stride[-1] == 1
            and p.dilation[-1] == 1 and p.kernel_size[-1] >= 15 and p.output_size[-1] > 30, instructions="fp16",
            when="depthwise with AVX512-FP16, up to 16 channels, 15 or more kernel elements and 31 results in a row",
            happens="the call never returns",
            reference="oneDNN 3.12, brdgmm_dw_convolution_fwd_t, while it generates its kernel",
-           example=("g16ic16iw92oc16kw15 float16", "forward")),
-    Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, lambda p: without_slack(p) is not p,
+           example="g16ic16iw92oc16kw15 float16"),
+    Defect("rows left over", ("grad_weight", "grad_input"), _FLOATS, lambda p: without_slack(p) is not p,
            instructions="",
            when="channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no "
                 "vector",
            happens="the backward writes past the end of its workspace: the process dies, sooner or later",
            reference="https://github.com/uxlfoundation/oneDNN/issues/6035",
-           example=("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight")),
+           example="mb2ic4ih10oc3kh1sh2 channels_last"),
     Defect("strides of size 1", ("forward", "grad_input", "grad_weight"), _SIXTEEN_AND_32, reads_every_stride,
-           instructions="",
-           when="groups, and a channels_last weight with an unusual stride in a dimension of size 1",
-           happens="the results are wrong",
-           reference="oneDNN 3.12",
-           example=("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward")),
+           instructions="", when="groups, and a channels_last weight with an unusual stride in a dimension of size 1",
+           happens="the results are wrong", reference="oneDNN 3.12", example="g2mb2ic4ih3iw3oc2kh1kw2 channels_last"),
     Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, instructions="",
            when="2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
-                "with an unusual batch stride",
-           happens="the weight gradient takes it for the size of an image",
-           reference="PyTorch 2.13, slow_conv2d",
-           example=("g3mb1ic6ih8iw5oc3kh3kw3ph1pw1 float64 channels_last", "grad_weight")),
+                "with an unusual batch stride", happens="the weight gradient takes it for the size of an image",
+           reference="PyTorch 2.13, slow_conv2d", example="g3mb1ic6ih8iw5oc3kh3kw3ph1pw1 float64 channels_last"),
 )  # fmt: skip
 
 #: What is wrong in normalization, which is no convolution, and so has no row.
@@ -337,12 +314,9 @@ def learn(findings: Iterable[tuple[ConvProblem, Output, str]]) -> None:
 
 
 def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.device) -> tuple[str, tuple[str, ...]]:
-    """Return the defect of PyTorch that concerns one of these outputs, as a sentence, and the backends to use instead.
+    """Return the defect of PyTorch in one of these outputs, as a sentence, and the backends to use instead.
 
     Both are empty where nothing is known to be wrong, and where `aten` cures it.
-
-    Args:
-        problem: as PyTorch would be called for it.
     """
     if device.type != "cpu":
         return "", ()
@@ -357,10 +331,6 @@ def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.dev
 
 @cache
 def warn_of(wrong: str) -> None:
-    """Warn, once a process for each defect, that a result was requested which is known to be wrong.
-
-    Args:
-        wrong: what `Backend.wrong_here` returned; nothing where it is empty.
-    """
+    """Warn, once for each sentence of `Backend.wrong_here`, that a requested result is known to be wrong."""
     if wrong:
-        warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)
+        _compat.warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from .._compat import onednn_has, usual_strides
-from ..problem import ConvProblem, Dimension, Outputs, Pass, add_bias, fields_of
+from ..problem import ConvProblem, Outputs, Pass, add_bias
 from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
-from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments
+from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments, with_height
 from .aten_defects import tidy, without_slack
 from .base import Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
@@ -46,10 +46,7 @@ class _Sized(Tensor):
 
 
 def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
-    """Return the library that PyTorch chooses for this problem under the flags in force: a ``torch._C._ConvBackend``.
-
-    The device must be here.
-    """
+    """Return the ``torch._C._ConvBackend`` that PyTorch chooses under the flags in force; the device must be here."""
     p = statable(problem)
     p = with_height(p) if p.ndim == 1 else p  # as PyTorch computes it
 
@@ -75,7 +72,6 @@ class AtenLibrary(Backend):
     #: Whether this PyTorch was built with it.
     built: Callable[[], bool] = staticmethod(lambda: True)
     from_pytorch = True
-    candidate = False
 
     def absent(self, device: torch.device) -> list[str]:
         """Return why the library is not there for this device; empty if it is."""
@@ -92,10 +88,7 @@ class AtenLibrary(Backend):
 
     @abstractmethod
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract | None:
-        """Return the library's function for one pass of a problem of 2 or 3 dimensions with symmetric padding.
-
-        None where it has none: the gradient of the weight is then its forward in another role.
-        """
+        """Return a pass in 2 or 3 dimensions with symmetric padding; None: grad_weight by a forward."""
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -109,49 +102,34 @@ class AtenLibrary(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        problem = without_slack(problem)
+        if not problem.symmetric:
+            return over_copy(problem, outputs, self.bind(padded(problem), outputs))
+        if problem.ndim == 1:  # an image of height 1
+            flat = self.bind(with_height(problem), outputs)
+            return lambda a, b, bias=None, workspace=None: flat(a.unsqueeze(2), b.unsqueeze(2), bias).squeeze(2)
 
         @cache  # the device is known at the first call
         def contraction(device: torch.device) -> Contract:
-            own = self.by_pytorch(problem, pass_, device)
-            return _aten.bind(problem, (pass_,)) if own else self.forced(problem, pass_, device)
+            if self.by_pytorch(problem, pass_, device):
+                return _aten.bind(problem, outputs)
+            p = problem.replace(origin="plain")
+            operator = self.operator(p, pass_, device)
+            if operator is None:
+                operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
+            return lambda a, b, bias: operator(tidy(a), tidy(b), bias)
 
         def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
             return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)
 
         return kernel
 
-    def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """Return the library's operator for any padding, and for one dimension as an image of height 1."""
-        problem = without_slack(problem)
-        if not problem.symmetric:
-            return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
-        flat = problem.ndim == 1
-        p = (with_height(problem) if flat else problem).replace(origin="plain")
-        operator = self.operator(p, pass_, device)
-        if operator is None:
-            operator = _grad_weight_as_convolution(p, lambda other: self.operator(other, "forward", device))
-
-        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
-            a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
-            result = operator(a, b, bias)
-            return result.squeeze(2) if flat else result
-
-        return contract
-
-
-def with_height(p: ConvProblem) -> ConvProblem:
-    """Return a problem of one dimension as one of two, with a height of 1."""
-    return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
-
 
 def _grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Any]) -> Contract:
-    """Compute the gradient of the weight as the forward of another problem, for a library that exposes only forwards.
+    """Compute the gradient of the weight as the forward of another problem, whose function ``operator`` makes.
 
     The input's channels become the batch, the batch becomes the channels that are summed over, grad_output the kernel;
     stride and dilation change places. Positions past the kernel, which a stride leaves over, are cut off.
-
-    Args:
-        operator: makes the forward of a problem.
     """
     n, g, c = p.batch, p.groups, p.in_channels // p.groups
     reached = tuple(d.kernel + more // d.dilation for d, more in zip(p.dims, output_padding(p), strict=True))
@@ -171,11 +149,7 @@ def _grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem]
 
 
 def _by_groups(p: ConvProblem, contract: Contract, *, of_weight: bool = False) -> Contract:
-    """Compute group by group, as ATen does for kernels without groups.
-
-    Args:
-        of_weight: whether the second operand is an input and the result a weight, with groups in dimensions 1 and 0.
-    """
+    """Compute group by group, as ATen does; the result has its groups first if it is a weight."""
     if p.groups == 1:
         return contract
 
@@ -216,11 +190,8 @@ class _GpuLibrary(AtenLibrary):
     """A GPU library, by the operators that PyTorch exposes: its forward, and its backward-data as a transposed forward.
 
     For the gradient of the weight no operator is left: it is PyTorch's own backward where that picks the library, and
-    refused with the reason where not. PyTorch's backward takes no flags: where those of this instance forbid something
-    that PyTorch's allow, the gradient of the weight is a forward of the library in another role.
-
-    Args:
-        flags: of every call of this instance; those that are given become part of its name.
+    refused with the reason where not. PyTorch's backward takes no flags: where those of this instance, a part of its
+    name, forbid something that PyTorch's allow, it is a forward of the library in another role.
     """
 
     device_types = ("cuda",)
@@ -244,7 +215,8 @@ class _GpuLibrary(AtenLibrary):
         ]
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return "transform"
+        rounds = self.library == "cuDNN" and self.flags.in_force()[2] and problem.dtype is torch.float32
+        return "tf32" if rounds else "transform"
 
     def by_pytorch(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> bool:
         # Else by the same functions that PyTorch calls, with this call's flags.
@@ -277,9 +249,6 @@ class AtenCudnnBackend(_GpuLibrary):
     where = "a CUDA device"
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     built = staticmethod(lambda: torch.version.hip is None and torch.backends.cudnn.is_available())
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return "tf32" if self.flags.in_force()[2] and problem.dtype is torch.float32 else "transform"
 
 
 class AtenMiopenBackend(_GpuLibrary):
@@ -321,7 +290,6 @@ class AtenMkldnnBackend(AtenLibrary):
     device_types = ("cpu",)
     where = "the CPU"
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    candidate = True
     built = staticmethod(lambda: torch.backends.mkldnn.is_available())  # noqa: PLW0108, as it is at each call
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:

@@ -84,14 +84,8 @@ class Backend(ABC):
     padding_modes: tuple[PaddingMode, ...] = ("zeros",)
     #: It checks its own first results: a check on a smaller problem would only compile other kernels.
     checks_itself: bool = False
-    #: It is chosen wherever it is usable, before any rule: a user registered it so.
-    preferred: bool = False
-    #: What ``--kernels`` loads it from: empty if it comes with the library, None if no command can load it.
-    source: str | None = None
     #: Its kernels are PyTorch's, whose behavior may depend on the processor.
     from_pytorch: bool = False
-    #: It is measured against the others, where measuring is on and no backend is requested, unless it `repeats_aten`.
-    candidate: bool = True
     #: Whether `workspace` says how much memory it needs; a user's function has no way to.
     states_workspace: bool = True
     #: What a measurement depends on besides the library's release: a digest of a source, of a compiled library.

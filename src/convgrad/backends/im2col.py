@@ -21,8 +21,8 @@ their padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import groupby, product
+from functools import lru_cache
+from itertools import accumulate, groupby, product
 from math import prod
 from typing import cast
 
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from .._compat import accumulate_dtype, exact_matmul
 from ..errors import DtypeError, ShapeError
-from ..problem import ConvProblem, Outputs, Pass, Slot, effective_kernel
+from ..problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass, Slot, effective_kernel
 from .base import Arithmetic, Backend, Kernel
 from .padding import inside, sides
 
@@ -41,9 +41,6 @@ __all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad
 MAX_BYTES = 64 * 2**20
 #: Elements to which every buffer in a workspace is rounded up, so that matrices begin on a cache line.
 _ALIGN = 16
-
-#: Some images, and a box of their output positions.
-Piece = tuple[slice, ...]
 
 
 def columns_size(problem: ConvProblem) -> int:
@@ -64,9 +61,14 @@ def _most_positions(p: ConvProblem) -> int:
     return max(1, MAX_BYTES // (accumulate_dtype(p.dtype).itemsize * (_height(p) + p.out_channels + 1)))
 
 
-def _padded_shape(p: ConvProblem, images: int) -> tuple[int, ...]:
-    added = zip(p.input_size, sides(p)[0], strict=True)
-    return (images, p.in_channels, *(n + low + high for n, (low, high) in added))
+@lru_cache(maxsize=256)
+def _buffers(p: ConvProblem, piece: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the shapes of columns, products and ones of a piece, of the weight and of padded images; and where each
+    begins in a workspace, the last number being its end.
+    """
+    n, padded = prod(piece), [size + low + high for size, (low, high) in zip(p.input_size, sides(p)[0], strict=True)]
+    shapes = [(_height(p), n), (p.out_channels, n), (n,), p.weight_shape, (piece[0], p.in_channels, *padded)]
+    return shapes, [*accumulate((-(-prod(shape) // _ALIGN) * _ALIGN for shape in shapes), initial=0)]
 
 
 def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
@@ -77,8 +79,8 @@ def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
     return tuple(reversed(shape))
 
 
-def pieces(p: ConvProblem, shape: Sequence[int]) -> Iterator[Piece]:
-    """Yield the pieces of this shape, smaller at the ends, that the output consists of."""
+def pieces(p: ConvProblem, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Yield the pieces of this shape, smaller at the ends, that the output consists of: images, and a box of each."""
     sizes = zip((p.batch, *p.output_size), shape, strict=True)
     return product(*([slice(i, min(i + n, size)) for i in range(0, size, n)] for size, n in sizes))
 
@@ -105,103 +107,111 @@ def _check(p: ConvProblem, given: dict[str, Tensor]) -> None:
             raise DtypeError(f"Expected {name} of {p.dtype} for the problem {p}, but got {t.dtype}")
 
 
-class _Call:
-    """One call of a pass: its checked operands, its pieces, and scratch tensors, from one workspace if there is one."""
-
-    def __init__(self, p: ConvProblem, columns: Tensor | None, workspace: Tensor | None, **operands: Tensor | None):
-        given = {name: t for name, t in operands.items() if t is not None}
-        _check(p, given)
-        self.p, self.dtype, self.device = p, accumulate_dtype(p.dtype), next(iter(given.values())).device
-        self.rest = None if workspace is None else workspace.view(self.dtype)
-        height, most = _height(p), _most_positions(p)
-        if columns is not None:
-            self._fits("columns", columns, height, f" (one output position; {columns_size(p)} for the fewest pieces)")
-            most = columns.numel() // height
-        self.shape = piece_shape(p, most)
-        self.columns = self.take(height * prod(self.shape)) if columns is None else columns.view(-1)
-        self.copies = self.take(p.out_channels * prod(self.shape))
-
-    def _fits(self, name: str, t: Tensor, least: int, why: str = "") -> None:
-        if t.dtype != self.dtype or not t.is_contiguous() or t.numel() < least:
-            raise ValueError(
-                f"{name} must be a contiguous tensor of {self.dtype} with at least {least} elements{why}, "
-                f"got {t.dtype} with {t.numel()} elements"
-            )
-
-    def take(self, *shape: int) -> Tensor:
-        """Return scratch memory of the accumulate dtype."""
-        if self.rest is None:
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
-        n = prod(shape)
-        buffer, self.rest = self.rest[:n], self.rest[n + -n % _ALIGN :]
-        return buffer.view(shape)
-
-    def ones(self, given: Tensor | None) -> Tensor:
-        """Return a row of ones, in the caller's buffer if there is one."""
-        n = prod(self.shape)
-        if given is not None:
-            self._fits("ones", given, n)
-        return (self.take(n) if given is None else given.view(-1)[:n]).fill_(1)
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Return the weight as [G, C_out/G, C_in/G * K]."""
-        if weight.dtype != self.dtype or not weight.is_contiguous():
-            weight = self.take(*weight.shape).copy_(weight)
-        return weight.view(self.p.groups, self.p.out_channels // self.p.groups, -1)
-
-    def result(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self.p.dtype, device=self.device, memory_format=self.p.memory_format)
-
-    def by_images(self) -> Iterator[tuple[slice, Iterator[Piece]]]:
-        """Yield images, and the pieces of their output."""
-        return groupby(pieces(self.p, self.shape), key=lambda piece: piece[0])
-
-    def tensors(self, images: Tensor, output: Tensor, piece: Piece) -> tuple[Tensor, ...]:
-        """Return two pairs: what a piece reads of padded images, [G, C_in/G, *k, n, *box], and memory for its columns;
-        its part of the output, [G, C_out/G, n, *box], and memory for a copy.
-        """
-        windows = _windows(self.p, images, piece[1:])
-        part = output[piece[0]][(..., *piece[1:])].unflatten(1, (self.p.groups, -1)).movedim(0, 2)
-        columns, copy = self.columns[: windows.numel()], self.copies[: part.numel()]
-        return windows, columns.view(windows.shape), part, copy.view(part.shape)
-
-    def gathered(self, input: Tensor, output: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield each piece's columns, [G, C_in/G * K, positions], filled (im2col), and the last two of `tensors`."""
-        added, cropped = sides(self.p)
-        padded = self.take(*_padded_shape(self.p, self.shape[0])).zero_() if any(map(any, added)) else None
-        for at, of_these in self.by_images():
-            images = input[at]
-            if padded is not None:
-                images = padded[: len(images)]
-                inside(images, added).copy_(input[at])
-            for piece in of_these:
-                windows, columns, part, copy = self.tensors(inside(images, cropped), output, piece)
-                yield _matrices(columns.copy_(windows), self.p), part, copy
-
-
-def _matrices(columns: Tensor, p: ConvProblem) -> Tensor:
-    """Return columns of a piece as [G, C_in/G * K, positions]."""
-    return columns.flatten(1, 1 + p.ndim).flatten(2)
+def _check_buffer(name: str, t: Tensor, dtype: torch.dtype, least: int, why: str = "") -> None:
+    if t.dtype != dtype or not t.is_contiguous() or t.numel() < least:
+        raise ValueError(
+            f"{name} must be a contiguous tensor of {dtype} with at least {least} elements{why}, "
+            f"got {t.dtype} with {t.numel()} elements"
+        )
 
 
 @torch.no_grad()
+def _compute(
+    p: ConvProblem, pass_: Pass, a: Tensor, b: Tensor, bias: Tensor | None = None, columns: Tensor | None = None,
+    ones: Tensor | None = None, workspace: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the result of a pass, in pieces; all memory is the caller's, or of a workspace, or allocated."""
+    of: dict[str, Tensor] = dict(zip(OPERANDS[pass_], (a, b), strict=True))
+    _check(p, of if bias is None else {**of, "bias": bias})
+    dtype, shape, (added, cropped) = accumulate_dtype(p.dtype), piece_shape(p, _most_positions(p)), sides(p)
+    if columns is not None:
+        why = f" (one output position; {columns_size(p)} for the fewest pieces)"
+        _check_buffer("columns", columns, dtype, _height(p), why)
+        shape = piece_shape(p, columns.numel() // _height(p))
+    if ones is not None:
+        _check_buffer("ones", ones, dtype, prod(shape))
+    shapes, begins = _buffers(p, shape)
+    scratch = None if workspace is None else workspace.view(dtype)
+
+    def memory(i: int, given: Tensor | None = None) -> Tensor:
+        """Return the buffer of a shape: the caller's, a part of the workspace, or a new one."""
+        size, begin = prod(shapes[i]), begins[i]
+        if given is not None:
+            return given.view(-1)[:size].view(shapes[i])
+        if scratch is not None:
+            return scratch[begin : begin + size].view(shapes[i])
+        return torch.empty(shapes[i], dtype=dtype, device=a.device)
+
+    whole = p.shape_of(RESULT[pass_])
+    result = torch.empty(whole, dtype=p.dtype, device=a.device, memory_format=p.memory_format)
+    of[RESULT[pass_]] = result
+    weight, input, grad_output = of["weight"], of["input"], of["grad_output"]
+    if pass_ == "grad_weight":
+        weight = memory(3).zero_()
+    elif weight.dtype != dtype or not weight.is_contiguous():
+        weight = memory(3).copy_(weight)
+    matrix = weight.view(p.groups, p.out_channels // p.groups, -1)
+    in_place = not any(map(any, added)) and (pass_ != "grad_input" or p.dtype is dtype)
+    padded = None if in_place else memory(4).zero_()
+    read, copy = memory(0, columns).view(-1), memory(1).view(-1)
+    row = None if bias is None or pass_ == "grad_input" else memory(2, ones).fill_(1)
+    for at, of_these in groupby(pieces(p, shape), key=lambda piece: piece[0]):
+        images = input[at] if padded is None else padded[: at.stop - at.start]
+        if pass_ == "grad_input":
+            images.zero_()
+        elif padded is not None:
+            inside(images, added).copy_(input[at])
+        for piece in of_these:
+            windows = _windows(p, inside(images, cropped), piece[1:])  # [G, C_in/G, *k, n, *box]
+            part = grad_output[piece[0]][(..., *piece[1:])].unflatten(1, (p.groups, -1)).movedim(0, 2)
+            made = read[: windows.numel()].view(windows.shape), copy[: part.numel()].view(part.shape)
+            _multiply(pass_, matrix, windows, part, *made, bias, row)
+        if pass_ == "grad_input":
+            sums = inside(images, added)
+            if bias is not None:
+                sums.add_(bias.view(-1, *(1,) * p.ndim))
+            if padded is not None:
+                input[at] = sums
+    return result.copy_(weight) if pass_ == "grad_weight" else result
+
+
+def _multiply(
+    pass_: Pass, matrix: Tensor, windows: Tensor, part: Tensor, read: Tensor, copy: Tensor, bias: Tensor | None,
+    row: Tensor | None,
+) -> None:  # fmt: skip
+    """Compute a pass for one piece: of ``windows`` of the images, and a part of the output, [G, C_out/G, n, *box].
+
+    ``read`` and ``copy`` are memory for the columns and a dense part; ``row`` is ones, one a position.
+    """
+    box = part.dim() - 2
+    columns, products = read.flatten(1, -1 - box).flatten(2), copy.flatten(2)  # [G, C_in/G * K or C_out/G, positions]
+    if pass_ == "grad_input":
+        torch.bmm(matrix.transpose(1, 2), copy.copy_(part).flatten(2), out=columns)
+        for k in product(*map(range, windows.shape[2:-box])):  # col2im: one addition for each kernel element
+            windows[(slice(None), slice(None), *k)].add_(read[(slice(None), slice(None), *k)])
+        return
+    read.copy_(windows)
+    if pass_ == "grad_weight":
+        matrix.baddbmm_(copy.copy_(part).flatten(2), columns.transpose(1, 2))
+        return
+    if bias is None or row is None:
+        torch.bmm(matrix, columns, out=products)
+    else:
+        torch.outer(bias.to(row.dtype), row[: columns.shape[2]], out=products.flatten(0, 1))
+        products.baddbmm_(matrix, columns)
+    part.copy_(copy)
+
+
 def forward(
-    problem: ConvProblem,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    columns: Tensor | None = None,
-    ones: Tensor | None = None,
-    workspace: Tensor | None = None,
-) -> Tensor:
+    problem: ConvProblem, input: Tensor, weight: Tensor, bias: Tensor | None = None, *,
+    columns: Tensor | None = None, ones: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return a convolution, with the caller's buffers of im2col. Not differentiable.
 
     Shape:
         - bias: [C_out] of a plain problem
         - columns: any contiguous shape, of `accumulate_dtype`; `columns_size` elements make the fewest pieces
         - ones: at least one element for every output position of a piece
-        - workspace: all buffers in one, of as many bytes as the backend says
 
     Raises:
         ShapeError, DtypeError: operands that are not those of the problem.
@@ -213,77 +223,26 @@ def forward(
         >>> forward(p, torch.ones(1, 2, 4), torch.ones(1, 2, 3), columns=columns).tolist()
         [[[6.0, 6.0]]]
     """
-    call = _Call(problem, columns, workspace, input=input, weight=weight, bias=bias)
-    matrix, output = call.matrix(weight), call.result(problem.output_shape)
-    row = None if bias is None else call.ones(ones)
-    for unfolded, part, copy in call.gathered(input, output):
-        products = copy.flatten(2)  # [G, C_out/G, positions]
-        if bias is None or row is None:
-            torch.bmm(matrix, unfolded, out=products)
-        else:
-            torch.outer(bias.to(row.dtype), row[: unfolded.shape[2]], out=products.flatten(0, 1))
-            products.baddbmm_(matrix, unfolded)
-        part.copy_(copy)
-    return output
+    return _compute(problem, "forward", input, weight, bias, columns, ones)
 
 
-@torch.no_grad()
 def grad_input(
-    problem: ConvProblem,
-    grad_output: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
+    problem: ConvProblem, grad_output: Tensor, weight: Tensor, bias: Tensor | None = None, *,
     columns: Tensor | None = None,
-    workspace: Tensor | None = None,
-) -> Tensor:
-    """Return the gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
+) -> Tensor:  # fmt: skip
+    """Return the gradient of the input; ``columns``, which PyTorch calls fgrad_input here, and errors as in `forward`.
 
     Shape:
         - bias: [C_in] of a transposed problem, whose output this is
-
-    Raises:
-        ShapeError, DtypeError, ValueError: as in `forward`.
     """
-    call = _Call(problem, columns, workspace, grad_output=grad_output, weight=weight, bias=bias)
-    matrix, grad_input = call.matrix(weight).transpose(1, 2), call.result(problem.input_shape)
-    added, cropped = sides(problem)
-    in_place = call.dtype is problem.dtype and not any(map(any, added))
-    padded = None if in_place else call.take(*_padded_shape(problem, call.shape[0]))
-    for at, of_these in call.by_images():
-        images = (grad_input[at] if padded is None else padded[: at.stop - at.start]).zero_()
-        for piece in of_these:
-            windows, unfolded, part, copy = call.tensors(inside(images, cropped), grad_output, piece)
-            torch.bmm(matrix, copy.copy_(part).flatten(2), out=_matrices(unfolded, problem))
-            for k in product(*map(range, problem.kernel_size)):  # col2im: one addition for each kernel element
-                windows[(slice(None), slice(None), *k)].add_(unfolded[(slice(None), slice(None), *k)])
-        sums = inside(images, added)
-        if bias is not None:
-            sums.add_(bias.view(-1, *(1,) * problem.ndim))
-        if padded is not None:
-            grad_input[at] = sums
-    return grad_input
+    return _compute(problem, "grad_input", grad_output, weight, bias, columns)
 
 
-@torch.no_grad()
 def grad_weight(
-    problem: ConvProblem,
-    grad_output: Tensor,
-    input: Tensor,
-    *,
-    columns: Tensor | None = None,
-    workspace: Tensor | None = None,
-) -> Tensor:
-    """Return the gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
-
-    Raises:
-        ShapeError, DtypeError, ValueError: as in `forward`.
-    """
-    call = _Call(problem, columns, workspace, grad_output=grad_output, input=input)
-    grad_weight = call.take(*problem.weight_shape).zero_()
-    for unfolded, part, copy in call.gathered(input, grad_output):
-        call.matrix(grad_weight).baddbmm_(copy.copy_(part).flatten(2), unfolded.transpose(1, 2))
-    return call.result(problem.weight_shape).copy_(grad_weight)
+    problem: ConvProblem, grad_output: Tensor, input: Tensor, *, columns: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Return the gradient of the weight; ``columns``, which PyTorch calls finput, and errors as in `forward`."""
+    return _compute(problem, "grad_weight", grad_output, input, columns=columns)
 
 
 class Im2colBackend(Backend):
@@ -305,18 +264,12 @@ class Im2colBackend(Backend):
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        passes: dict[str, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
-        compute = partial(passes[outputs[0]], problem)
-        if outputs == ("grad_weight",):
-            return lambda a, b, bias=None, workspace=None: compute(a, b, workspace=workspace)
-        return lambda a, b, bias=None, workspace=None: compute(a, b, bias, workspace=workspace)
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        return lambda a, b, bias=None, workspace=None: _compute(problem, pass_, a, b, bias, workspace=workspace)
 
     def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
-        p = problem
-        shape = piece_shape(p, _most_positions(p))
-        n = prod(shape)
-        sizes = _height(p) * n, p.out_channels * n, n, prod(p.weight_shape), prod(_padded_shape(p, shape[0]))
-        return accumulate_dtype(p.dtype).itemsize * sum(n + -n % _ALIGN for n in sizes)
+        _, begins = _buffers(problem, piece_shape(problem, _most_positions(problem)))
+        return accumulate_dtype(problem.dtype).itemsize * begins[-1]
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import prod
-from struct import Struct
 
 import torch
 from torch import Tensor
 
 from .._compat import usual_strides
-from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass
+from ..problem import OPERANDS, PADDING_MODES, ConvProblem, Output, Outputs, Pass
 from . import _native_library as library
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import padded
@@ -32,9 +31,6 @@ _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, 
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
 
 _NO_MEMORY = "there is no memory for the intermediate values of a convolution"
-
-#: ``convgrad_plan_run``.
-Run = Callable[[bytes, bytes], int]
 
 
 class NativeBackend(Backend):
@@ -92,8 +88,22 @@ class NativeBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         loaded, plan = library.make_plan(_packed(problem, outputs), self.kernels)
-        bind = _bind_pass if len(outputs) == 1 else _bind_gradients
-        return bind(loaded.convgrad_plan_run, plan, problem, outputs)
+        run: Callable[[bytes, bytes], int] = loaded.convgrad_plan_run
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        if len(outputs) > 1:
+            return _bind_gradients(run, plan, problem, outputs)
+        (shape, strides), backward = _result(problem, pass_), pass_ != "forward"
+        packed = library.packer(*OPERANDS[pass_], "bias", pass_)
+
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            result = a.new_empty_strided(shape, strides)
+            first, second = (b, a) if backward else (a, b)
+            start = 0 if bias is None else bias.data_ptr()
+            if run(plan, packed(first.data_ptr(), second.data_ptr(), start, result.data_ptr())):
+                raise MemoryError(_NO_MEMORY)
+            return result
+
+        return one_pass
 
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         if library.load() is None:
@@ -198,45 +208,19 @@ def _group(p: ConvProblem) -> tuple[int, int]:
 # ---- kernels: one call of the library each -------------------------------------------------------
 
 
-#: `library.pack_tensors` where only a pass's operands, a bias and its result are not 0, in the order of their places.
-_PACKED: dict[Output, Callable[[int, int, int, int], bytes]] = {
-    "forward": Struct("2P8x2P24x").pack,  # input, weight, bias, forward
-    "grad_input": Struct("8x3P8xP16x").pack,  # weight, grad_output, bias, grad_input
-    "grad_weight": Struct("P8x2P16xP8x").pack,  # input, grad_output, bias, grad_weight
-}
-
-
-def _bind_pass(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
-    (shape, strides), packed, backward = _result(problem, outputs[0]), _PACKED[outputs[0]], outputs != ("forward",)
-
-    def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(shape, strides)
-        first, second = (b, a) if backward else (a, b)
-        start = 0 if bias is None else bias.data_ptr()
-        if run(plan, packed(first.data_ptr(), second.data_ptr(), start, result.data_ptr())):
-            raise MemoryError(_NO_MEMORY)
-        return result
-
-    return one_pass
-
-
-def _bind_gradients(run: Run, plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
+def _bind_gradients(run: Callable[[bytes, bytes], int], plan: bytes, problem: ConvProblem, outputs: Outputs) -> Kernel:
     """Return the function of one of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
-    (shape, strides), (weight_shape, weight_strides) = _result(problem, outputs[0]), _result(problem, "grad_weight")
-    forward, bias = outputs[0] == "forward", "grad_bias" in outputs
-    channels = problem.shape_of(problem.bias_slot)[1]
+    sizes = [_result(problem, output) for output in outputs]
+    packed = library.packer("input", "weight", "grad_output", *outputs)
 
     def gradients(
         grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        first = weight.new_empty_strided(shape, strides)
-        grad_weight = weight.new_empty_strided(weight_shape, weight_strides)
-        grad_bias = weight.new_empty(channels) if bias else None
-        x, w, g, y = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), first.data_ptr()
-        sums = grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr()
-        if run(plan, library.pack_tensors(x, w, g, 0, y if forward else 0, 0 if forward else y, *sums)):
+        results = tuple([weight.new_empty_strided(*size) for size in sizes])
+        operands = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr()
+        if run(plan, packed(*operands, *[t.data_ptr() for t in results])):
             raise MemoryError(_NO_MEMORY)
-        return (first, grad_weight) if grad_bias is None else (first, grad_weight, grad_bias)
+        return results
 
     return gradients
 
@@ -264,4 +248,4 @@ def _packed(problem: ConvProblem, outputs: Outputs) -> bytes:
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape and the strides of a result."""
     shape = problem.result_shape(output)
-    return shape, usual_strides(shape, problem.channels_last)
+    return shape, usual_strides(shape, problem.channels_last and len(shape) > 1)

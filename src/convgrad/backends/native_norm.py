@@ -43,21 +43,13 @@ def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool, by_imag
 
 
 def normalize(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    epsilon: float,
-    activation: str = "",
-) -> tuple[Tensor, Tensor]:
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, epsilon: float, activation: str = "",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the normalized, activated input, and each channel's mean and inverse deviation; update running values.
 
-    Args:
-        input: contiguous; or in channels_last, with `LEAST_CHANNELS` or more.
-        weight, bias, running_mean, running_var: contiguous; all of the input's dtype, or all of float32 beside 16 bits.
-        activation: one of `ACTIVATIONS`.
+    The input is contiguous, or in channels_last with `LEAST_CHANNELS` or more; all others are contiguous, and of its
+    dtype, or all of float32 beside 16 bits.
 
     Shape:
         (N, C, *spatial) -> (N, C, *spatial), (2, C)
@@ -71,20 +63,10 @@ def normalize(
 
 
 def normalization_gradients(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    statistics: Tensor,
-    needs: tuple[bool, bool, bool],
-    activation: str = "",
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of input, weight and bias that are needed.
-
-    Args:
-        grad_output: of the activation's result; with the input's strides.
-        statistics: what `normalize` returned.
-    """
+    grad_output: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor,
+    needs: tuple[bool, bool, bool], activation: str = "",
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients that are needed, of a grad_output with the input's strides."""
     like = weight if weight is not None else bias if bias is not None else input
     grad_input = torch.empty_like(input) if needs[0] else None
     grad_weight = like.new_empty(input.shape[1]) if needs[1] else None
@@ -95,18 +77,10 @@ def normalization_gradients(
 
 
 def _run(
-    input: Tensor,
-    statistics: Tensor,
-    activation: str,
-    tensors: tuple[Tensor | None, ...],
-    epsilon: float = 0.0,
+    input: Tensor, statistics: Tensor, activation: str, tensors: tuple[Tensor | None, ...], epsilon: float = 0.0,
     momentum: float = 0.0,
-) -> None:
-    """Call the library, but not for tensors on the meta device.
-
-    Args:
-        tensors: in the order of ``convgrad_norm``, mean and invstd behind the third.
-    """
+) -> None:  # fmt: skip
+    """Call the library, not on the meta device, with the tensors of ``convgrad_norm`` but mean and invstd."""
     if input.is_meta:
         return
     loaded = library.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -23,11 +24,7 @@ def padded(problem: ConvProblem) -> ConvProblem:
 
 
 def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
-    """Return the input of ``padded(problem)``: with its padding, or a part of it where the padding crops.
-
-    Shape:
-        (N, C_in, *in) -> (N, C_in, *(in + low + high))
-    """
+    """Return the input of ``padded(problem)``, (N, C_in, *(in + low + high)); the padding may crop."""
     added, cropped = sides(problem)
     if any(map(any, added)):
         mode = problem.padding_mode
@@ -36,11 +33,7 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
-    """Return the adjoint of `pad_input`.
-
-    Shape:
-        (N, C_in, *(in + low + high)) -> (N, C_in, *in)
-    """
+    """Return the adjoint of `pad_input`: (N, C_in, *(in + low + high)) -> (N, C_in, *in)."""
     added, cropped = sides(problem)
     if any(map(any, cropped)):
         grad_input = by_pytorch(grad_input, cropped)
@@ -68,11 +61,7 @@ def inside(t: Tensor, sides: Sides) -> Tensor:
 def over_copy(
     problem: ConvProblem, outputs: Outputs, kernel: Kernel, layout: torch.memory_format | None = None
 ) -> Kernel:
-    """Return the bound function of a problem, made from that of ``padded(problem)``.
-
-    Args:
-        layout: in which the latter takes the copy; None: any.
-    """
+    """Return the bound function of a problem, made from that of ``padded(problem)``; it takes the copy in a layout."""
     layout = layout or problem.memory_format
 
     def pad(input: Tensor) -> Tensor:
@@ -93,40 +82,56 @@ def over_copy(
     return one_pass if len(outputs) == 1 else gradients
 
 
-class PaddedCopy(Backend):
+class Restated(Backend):
+    """Computes a problem as another problem, by another backend.
+
+    Args:
+        restated: makes the other problem; the same one where there is nothing to change.
+        otherwise: why that is refused; empty where the other backend computes it as it is.
+    """
+
+    def __init__(
+        self, of: Backend, restated: Callable[[ConvProblem], ConvProblem], name: str, summary: str, otherwise: str = ""
+    ) -> None:
+        self.of, self.restated, self.name, self.summary, self.otherwise = of, restated, name, summary, otherwise
+        self.passes, self.sweeps, self.layouts = of.passes, of.sweeps, of.layouts
+        self.deterministic, self.capture_safe, self.from_pytorch = of.deterministic, of.capture_safe, of.from_pytorch
+
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+        other = self.restated(problem)
+        if other is problem and self.otherwise:
+            return [self.otherwise.format(p=problem)]
+        return self.of.reasons_against(other, outputs, device)
+
+    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
+        return self.of.wrong_here(self.restated(problem), outputs, device)
+
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        kernel = self.of.bind(self.restated(problem), outputs)
+        return over_copy(problem, outputs, kernel, operand_format(self.of, problem))
+
+    def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
+        return self.of.workspace(self.restated(problem), outputs)
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return self.of.fuses_bias(self.restated(problem))
+
+    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
+        return self.of.kernel_name(self.restated(problem), outputs)
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return self.of.arithmetic(self.restated(problem), pass_, device)
+
+
+class PaddedCopy(Restated):
     """A backend that pads for another one; it is made for a plan that needs it, and never registered."""
 
     padding_modes = PADDING_MODES
 
     def __init__(self, backend: Backend) -> None:
-        self.of = backend
-        self.name, self.source = backend.name + COPY, backend.source
-        self.passes, self.sweeps, self.layouts = backend.passes, backend.sweeps, backend.layouts
-        self.deterministic, self.capture_safe = backend.deterministic, backend.capture_safe
-        self.from_pytorch = backend.from_pytorch
+        super().__init__(backend, padded, backend.name + COPY, "")
 
     @classmethod
     def where_needed(cls, backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Backend:
         """Return the backend itself where it can compute the padding mode, else one that pads a copy for it."""
         return cls(backend) if backend.against(problem, outputs, device) else backend
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        return self.of.reasons_against(padded(problem), outputs, device)
-
-    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
-        return self.of.wrong_here(padded(problem), outputs, device)
-
-    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        return over_copy(problem, outputs, self.of.bind(padded(problem), outputs), operand_format(self.of, problem))
-
-    def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
-        return self.of.workspace(padded(problem), outputs)
-
-    def fuses_bias(self, problem: ConvProblem) -> bool:
-        return self.of.fuses_bias(padded(problem))
-
-    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
-        return self.of.kernel_name(padded(problem), outputs)
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return self.of.arithmetic(padded(problem), pass_, device)

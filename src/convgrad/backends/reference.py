@@ -26,7 +26,6 @@ class ReferenceBackend(Backend):
     name = "reference"
     summary = "the definition, in 64 bits: slow, and what the others are checked against"
     layouts = ("strided",)
-    candidate = False
     padding_modes = PADDING_MODES
 
     def fuses_bias(self, problem: ConvProblem) -> bool:

@@ -28,48 +28,15 @@ TENSORS: Final[dict[Method, tuple[str, ...]]] = {
     "grad_weight": (*OPERANDS["grad_weight"], "out"),
     "backward": ("grad_output", "input", "weight"),
 }
-#: What a function may be given besides tensors, in PyTorch's words. Sizes have batch and channels.
-VALUES: dict[str, Callable[[ConvProblem], Any]] = {
-    "problem": lambda p: p,
-    "stride": lambda p: p.stride,
-    "padding": lambda p: tuple(low for low, _ in p.padding),
-    "dilation": lambda p: p.dilation,
-    "groups": lambda p: p.groups,
-    "kernel_size": lambda p: p.kernel_size,
-    "input_size": lambda p: p.input_shape,
-    "weight_size": lambda p: p.weight_shape,
-    "output_size": lambda p: p.output_shape,
-}
+#: What a function is called with unless ``args`` says otherwise.
+USUAL: Final[dict[Method, tuple[str, ...]]] = {p: (*OPERANDS[p], "problem") for p in PASSES}
+USUAL["backward"] = (*TENSORS["backward"], "problem", "output_mask")
 #: How many elements a value can have: one for each of three dimensions, in sizes also batch and channels.
 _MOST: Final = {
     **dict.fromkeys(("stride", "padding", "dilation", "kernel_size", "output_mask"), 3),
     **dict.fromkeys(("input_size", "weight_size", "output_size"), 5),
 }
 _ARGUMENT = re.compile(r"([a-z_]+)(?:\[(:?)(\d+)\])?")
-
-
-def usual(method: Method) -> tuple[str, ...]:
-    """Return the arguments of a function unless ``args`` says otherwise."""
-    if method == "backward":
-        return (*TENSORS[method], "problem", "output_mask")
-    return (*OPERANDS[method], "problem")
-
-
-def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
-    """Return the arguments, checked; without any, the operands, the problem and the mask of ``backward``."""
-    if isinstance(args, str):
-        raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
-    chosen = usual(method) if args is None else tuple(args)
-    for arg in chosen:
-        if isinstance(arg, str):
-            _check_name(arg, method)
-    if method == "backward" and not any(str(arg).startswith("output_mask") for arg in chosen):
-        raise ValueError(
-            'args of backward: "output_mask" is missing, the booleans that say which of grad_input, grad_weight and '
-            'grad_bias are needed; "output_mask[:2]" are the first two, "output_mask[0]" is one'
-        )
-    _check_call(function, chosen, method, given=args is not None)
-    return chosen
 
 
 def _parsed(arg: Any) -> tuple[str, int | slice | None]:
@@ -85,34 +52,42 @@ def _fits(at: int | slice, size: int) -> bool:
     return (at.stop if isinstance(at, slice) else at + 1) <= size
 
 
-def _check_name(arg: str, method: Method) -> None:
+def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
+    """Return the arguments, checked; the usual ones where none are given."""
+    if isinstance(args, str):
+        raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
+    chosen = USUAL[method] if args is None else tuple(args)
     whole = (*TENSORS[method], "problem", "groups")
     several = [name for name in _MOST if name != "output_mask" or method == "backward"]
-    name, at = _parsed(arg)
-    if name not in ((*whole, *several) if at is None else several):
+    for arg in chosen:
+        name, at = _parsed(arg)
+        if isinstance(arg, str) and name not in ((*whole, *several) if at is None else several):
+            raise ValueError(
+                f"args of {method}: {arg!r} is not one of {', '.join((*whole, *several))}, "
+                "nor an element of one that has several, such as kernel_size[0]"
+            )
+        if at is not None and not _fits(at, _MOST[name]):
+            raise ValueError(f"args of {method}: {arg!r} is out of range, {name} has at most {_MOST[name]} elements")
+    if method == "backward" and not any(str(arg).startswith("output_mask") for arg in chosen):
         raise ValueError(
-            f"args of {method}: {arg!r} is not one of {', '.join((*whole, *several))}, "
-            "nor an element of one that has several, such as kernel_size[0]"
+            'args of backward: "output_mask" is missing, the booleans that say which of grad_input, grad_weight and '
+            'grad_bias are needed; "output_mask[:2]" are the first two, "output_mask[0]" is one'
         )
-    if at is not None and not _fits(at, _MOST[name]):
-        raise ValueError(f"args of {method}: {arg!r} is out of range, {name} has at most {_MOST[name]} elements")
-
-
-def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Method, given: bool) -> None:
     try:
         parameters = inspect.signature(function, **_AS_TEXT)
-    except ValueError:
-        return  # a builtin, or a function of an extension: its parameters are not known
+    except ValueError:  # a builtin, or a function of an extension: its parameters are not known
+        return chosen
     except TypeError:
         raise TypeError(f"{method}= takes a function, got {function!r}") from None
     try:
-        parameters.bind(*args)
+        parameters.bind(*chosen)
     except TypeError as error:
-        called = f"{method}= is called with ({', '.join(map(str, args))})"
+        called = f"{method}= is called with ({', '.join(map(str, chosen))})"
         raise TypeError(
-            f"{called}{'' if given else ', as no args= are given'}: {error}; its parameters are {parameters}: say what "
-            f"each gets by args=, such as {', '.join(TENSORS[method])}, problem, stride or stride[0]"
+            f"{called}{', as no args= are given' if args is None else ''}: {error}; its parameters are {parameters}: "
+            f"say what each gets by args=, such as {', '.join(TENSORS[method])}, problem, stride or stride[0]"
         ) from None
+    return chosen
 
 
 def values(
@@ -126,11 +101,20 @@ def values(
     names = {_parsed(arg)[0] for arg in args}
     if "padding" in names and "problem" not in names and not problem.symmetric:
         raise LookupError(f"its padding is one number a dimension, this problem's is {problem.padding}")
-    of = {**VALUES, "output_mask": lambda p: tuple(o in outputs for o in gradient_outputs(False))}
     result: list[Any] = []
     for arg in args:
         name, at = _parsed(arg)
-        value: Any = of[name](problem) if name in of else None if name else arg
+        value: Any = arg
+        if name == "problem":
+            value = problem
+        elif name == "padding":
+            value = tuple(low for low, _ in problem.padding)
+        elif name == "output_mask":
+            value = tuple(o in outputs for o in gradient_outputs(False))
+        elif name in ("input_size", "weight_size", "output_size"):  # in PyTorch's words, with batch and channels
+            value = getattr(problem, name.replace("_size", "_shape"))
+        elif name:
+            value = None if name in TENSORS[method] else getattr(problem, name)
         if at is not None and not _fits(at, len(value)):
             raise LookupError(f"it takes {arg}, this problem's {name} is {value}")
         result.append(value if at is None else value[at])

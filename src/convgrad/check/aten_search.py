@@ -16,19 +16,16 @@ from .child import POISON, Child
 from .problem_set import random_problems
 from .suite import check_problem
 
-_CPU = torch.device("cpu")
-
 
 def search_aten(
     seconds: float = 60.0, seed: int = 0, progress: Callable[[float, int], None] | None = None
 ) -> Iterator[Found]:
     """Check `aten` in poisoned memory, and yield what is wrong and not known yet.
 
-    Args:
-        progress: called with (share of the time, problems done).
+    ``progress`` is called with (share of the time, problems done).
     """
     r, done, start = random.Random(seed), 0, time.monotonic()
-    known = [ConvProblem.parse(d.example[0]) for d in DEFECTS]
+    known = [ConvProblem.parse(d.example) for d in DEFECTS]
     with Child(answer) as child:
         for plain in chain(known, random_problems(seed)):
             passed = time.monotonic() - start
@@ -39,13 +36,9 @@ def search_aten(
                 progress(passed / seconds, done)
             p = plain.replace(has_bias=r.random() < 0.5)
             for pass_ in PASSES:
-                if not _avoided(p, pass_) and (what := _wrong(child, p, pass_, r.randrange(1000))):
+                avoided = get_backend("aten").wrong_here(p, (pass_,), torch.device("cpu"))[0]
+                if not avoided and (what := _wrong(child, p, pass_, r.randrange(1000))):
                     yield Found(p, pass_, what, _upstream_command(p, pass_))
-
-
-def _avoided(p: ConvProblem, pass_: Pass) -> bool:
-    """Whether `aten` would not be chosen here, as where a finding was recorded."""
-    return bool(get_backend("aten").wrong_here(p, (pass_,), _CPU)[0])
 
 
 def _wrong(child: Child, p: ConvProblem, pass_: Pass, seed: int) -> str:
@@ -71,15 +64,12 @@ def _upstream_command(p: ConvProblem, output: Output) -> str:
     if p.transposed:
         shapes["x"], shapes["g"] = shapes["g"], shapes["x"]
     made = "; ".join(f"{n} = torch.randint(-3, 4, {s}).to({p.dtype}){layout}" for n, s in shapes.items())
+    i = int(output == "grad_weight")
+    end = f"None, {rest}, {[i == 0, i == 1, False]})[{i}]"
+    call, doubles = (f"torch.ops.aten.convolution_backward(g{d}, x{d}, w{d}, {end}" for d in ("", ".double()"))
     if output == p.bias_pass:
         bias = f"torch.zeros({p.shape_of(p.bias_slot)[1]}).to({p.dtype})" if p.has_bias else None
         call = f"torch.convolution(x, w, {bias}, {rest})"
         doubles = f"torch.convolution(x.double(), w.double(), None, {rest})"
-    else:
-        i = 1 if output == "grad_weight" else 0
-        mask = [i == 0, i == 1, False]
-        backward = "torch.ops.aten.convolution_backward"
-        call = f"{backward}(g, x, w, None, {rest}, {mask})[{i}]"
-        doubles = f"{backward}(g.double(), x.double(), w.double(), None, {rest}, {mask})[{i}]"
     program = f"import torch; torch.set_num_threads(1); {made}; print(({call}.double() - {doubles}).abs().max())"
     return f'MALLOC_PERTURB_={POISON} python -c "{program}"'

@@ -29,32 +29,17 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def reduction_length(problem: ConvProblem, output: Output) -> int:
-    """Return the largest number of products, or for a bias of terms, that one element of an output sums.
-
-    Equivalent to:
-        >>> p = ConvProblem.parse("mb2ic8ih6oc4kh3")
-        >>> [reduction_length(p, q) for q in ("forward", "grad_input", "grad_weight")]
-        [72, 36, 32]
-    """
+    """Return the largest number of products, or for a bias of terms, that one element of an output sums."""
     p = problem
     if output in ("grad_weight", "grad_bias"):
         return p.batch * prod(p.shape_of(p.bias_slot if output == "grad_bias" else "grad_output")[2:])
-    channels = p.in_channels if output == "forward" else p.out_channels
-    return channels // p.groups * prod(p.kernel_size)
+    return (p.in_channels if output == "forward" else p.out_channels) // p.groups * prod(p.kernel_size)
 
 
 def error_bound(arithmetic: Arithmetic, dtype: torch.dtype, length: int, exact: Tensor, magnitude: Tensor) -> Tensor:
-    """Return how far from ``exact`` each element may be.
+    """Return how far each element may be from the ``exact`` result, which is in float64 (complex128, int64).
 
-    Args:
-        arithmetic: what the backend declares.
-        dtype: of operands and result.
-        length: `reduction_length`, and one more where a bias is added.
-        exact: the result in float64 (complex128, int64).
-        magnitude: the same pass of the absolute values, in float64.
-
-    Shape:
-        - exact, magnitude and the bound: any, the same
+    ``length`` is `reduction_length`, one more where a bias is added; ``magnitude`` the same pass of absolute values.
     """
     if not (dtype.is_floating_point or dtype.is_complex):  # exact, or too large, and then undefined
         return torch.zeros_like(magnitude).masked_fill_(magnitude > torch.iinfo(dtype).max, float("inf"))

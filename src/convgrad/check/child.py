@@ -5,10 +5,9 @@ in a new thread: GNU OpenMP keeps a team of threads for each thread that starts 
 forked thread is gone. Functions of ``torch.compile`` are compiled without a pool of threads, for the same reason. And
 it is a child of `multiprocessing`, which flushes nothing of its parent's again.
 
-`Child` is spawned: PyTorch's own kernels are checked there, with memory that is poisoned from the beginning. A kernel
-that reads uninitialized memory is right as long as that memory happens to be zero. In both the C library fills what it
-hands out: every tensor, and every buffer inside PyTorch's libraries, begins with large numbers (about 8e37 in float32
-and bfloat16, 5e303 in float64, NaN in float16).
+`Child` is spawned: PyTorch's own kernels are checked there. In both the C library fills what it hands out, for a kernel
+that reads uninitialized memory is right as long as that is zero: every tensor, and every buffer inside PyTorch's
+libraries, begins with large numbers (about 8e37 in float32 and bfloat16, 5e303 in float64, NaN in float16).
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ _ATTEMPTS, _START = 3, 20.0
 _one_at_a_time = lock_over_forks()  # a process has one environment
 
 
-class NoChild(Exception):  # noqa: N818 (an outcome)
+class NoChild(Exception):  # noqa: N818
     """No child of this process can compute, for this reason."""
 
 
-class Lost(Exception):  # noqa: N818 (an outcome)
+class Lost(Exception):  # noqa: N818
     """The child crashed or was silent for too long; the message says which."""
 
 
@@ -65,11 +64,7 @@ def why_not_in_child() -> str:
 
 
 def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> Generator[Any, None, None]:
-    """Yield what ``work`` sends from a forked child.
-
-    Args:
-        work: called with a function that sends any object that pickles, from any thread.
-        patience: returns how many seconds the child may be silent from now on.
+    """Yield what ``work`` sends from a forked child, which may be silent for so many seconds as ``patience`` returns.
 
     Raises:
         Lost: the child ended before its work did, was silent for too long, or raised what is no ``Exception``.
@@ -79,8 +74,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
         receiver, child = _forked(work, trace)
         try:
             while True:
-                wait = patience()
-                if not receiver.poll(wait):
+                if not receiver.poll(wait := patience()):
                     os.kill(child.pid or 0, signal.SIGUSR1)  # the child then writes its stack
                     end = time.monotonic() + 1
                     while not (where := _where(trace)) and time.monotonic() < end:
@@ -92,7 +86,8 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
                     child.join()
                     if child.exitcode == -signal.SIGTERM:  # numba's answer to a fork after it has used GNU OpenMP
                         raise NoChild("a library that it calls does not run in a fork of this process") from None
-                    raise Lost(_how(child, "crashed with {}", "ended the process with status {}", trace)) from None
+                    how = _how(child, "crashed with {}", "ended the process with status {}")
+                    raise Lost(how + _where(trace)) from None
                 if kind == "end":
                     return
                 if kind == "left":
@@ -166,11 +161,10 @@ def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: 
     thread.join()
 
 
-def _how(child: BaseProcess, died: str, ended: str, trace: IO[str] | None = None) -> str:
-    """Return how a child ended, in words for a signal or for a status, with the line that faulthandler wrote."""
+def _how(child: BaseProcess, died: str, ended: str) -> str:
+    """Return how a child ended, in words for a signal or for a status."""
     status = child.exitcode or 0
-    how = died.format(signal.Signals(-status).name) if status < 0 else ended.format(status)
-    return how + (_where(trace) if trace else "")
+    return died.format(signal.Signals(-status).name) if status < 0 else ended.format(status)
 
 
 def _where(trace: IO[str]) -> str:
@@ -187,18 +181,12 @@ def _where(trace: IO[str]) -> str:
 def poisoned_environment() -> dict[str, str]:
     """Return this process's environment with the variables by which C libraries poison memory."""
     glibc = {"MALLOC_PERTURB_": str(POISON), "GLIBC_TUNABLES": f"glibc.malloc.perturb={POISON}"}
-    apple = {"MallocPreScribble": "1", "MallocScribble": "1"}
-    path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, **glibc, **apple, "PYTHONPATH": path, "CONVGRAD_CACHE": "off", "OMP_NUM_THREADS": "1"}
+    more = {"MallocPreScribble": "1", "MallocScribble": "1", "CONVGRAD_CACHE": "off", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **glibc, **more, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class Child:
-    """A spawned process that answers requests; it is started when first needed, and again when it has died.
-
-    Args:
-        answer: a function of the request, at the top of a module; what it prints is not shown.
-        environment: variables beside this process's; else `poisoned_environment`.
-    """
+    """A spawned process in which a module's function answers requests; it is started again when it has died."""
 
     def __init__(self, answer: Callable[[Any], Any], environment: dict[str, str] | None = None) -> None:
         self._answer = answer
@@ -206,13 +194,8 @@ class Child:
         self._running: tuple[Connection, BaseProcess] | None = None
 
     def ask(self, request: Any, seconds: float = 60.0) -> tuple[Any, str]:
-        """Return the answer; or None, and how the child died.
-
-        Args:
-            seconds: how long the answer may take.
-        """
-        self._running = self._running or self._started()
-        pipe, process = self._running
+        """Return the answer, which may take so many seconds; or None, and how the child died."""
+        pipe, process = self._running = self._running or self._started()
         try:
             pipe.send(request)
             if pipe.poll(seconds):
@@ -225,7 +208,7 @@ class Child:
         return None, death
 
     def _started(self) -> tuple[Connection, BaseProcess]:
-        context = multiprocessing.get_context("spawn")  # memory is poisoned from a process's beginning, or not at all
+        context = multiprocessing.get_context("spawn")
         pipe, its_own = context.Pipe()
         process = context.Process(target=_serve, args=(self._answer, its_own), daemon=True)
         with _one_at_a_time:

@@ -29,14 +29,7 @@ _ASIDE += ("__annotations__", "__annotate_func__", "__annotations_cache__")
 
 
 def digest(parts: Iterable[Any]) -> str:
-    """Return a digest of functions, objects and values, equal in another process; empty if something has no identity.
-
-    Equivalent to:
-        >>> from functools import partial
-        >>> two, too, three = (digest([partial(max, n)]) for n in (2, 2, 3))
-        >>> two == too, two == three
-        (True, False)
-    """
+    """Return a digest of functions and values, equal in another process; empty if something has no identity."""
     content = io.BytesIO()
     try:
         _Pickler(content, protocol=4).dump(tuple(parts))

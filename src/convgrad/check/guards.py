@@ -34,21 +34,13 @@ def poison_(tensor: Tensor) -> Tensor:
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
-    """Return the elements as bytes, in the order of their indices.
-
-    Shape:
-        - result: [elements * itemsize], uint8
-    """
+    """Return the elements as bytes, in the order of their indices: uint8 [elements * itemsize]."""
     dense = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     return dense.copy_(tensor.reshape(-1)).view(torch.uint8)
 
 
 class Guarded:
-    """A tensor inside poisoned memory that may not be touched.
-
-    Attributes:
-        tensor: of the shape, the strides and the dtype of another one.
-    """
+    """A ``tensor`` like another one, inside poisoned memory that may not be touched."""
 
     def __init__(self, like: Tensor, shift: int = 0) -> None:
         extent = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
@@ -76,11 +68,7 @@ def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
 
 
 def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """Return a copy with the same strides between two closed pages: a read or a write there is a crash.
-
-    Args:
-        tensor: on the CPU.
-        at_end: whether such a page follows its last byte; else one precedes its first byte.
+    """Return a copy between two closed pages, where a read is a crash; one borders on its last byte, or on its first.
 
     Raises:
         NotImplementedError: this system has no mprotect.
@@ -155,14 +143,6 @@ _mkldnn: Any = torch.backends.mkldnn
 _cuda: Any = torch.backends.cuda
 
 
-def _subnormal_numbers_are_zero() -> bool:
-    return bool(torch.full((), 1e-40, dtype=torch.float32, device="cpu") * 1 == 0)
-
-
-def _matmul_precision() -> tuple[str, str]:
-    return fp32_precision("cuda", "matmul"), fp32_precision("mkldnn", "matmul")
-
-
 def _set_matmul_precision(both: tuple[str, str]) -> None:
     names = {("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
     torch.set_float32_matmul_precision(names.get(both, "highest"))  # names exist for some combinations only
@@ -178,9 +158,15 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
     ),
-    "the precision of matrix products": (_matmul_precision, _set_matmul_precision),
+    "the precision of matrix products": (
+        lambda: (fp32_precision("cuda", "matmul"), fp32_precision("mkldnn", "matmul")),
+        _set_matmul_precision,
+    ),
     "whether oneDNN is used": (lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on)),
-    "whether subnormal numbers become zero": (_subnormal_numbers_are_zero, torch.set_flush_denormal),
+    "whether subnormal numbers become zero": (
+        lambda: bool(torch.full((), 1e-40, dtype=torch.float32, device="cpu") * 1 == 0),
+        torch.set_flush_denormal,
+    ),
     "PyTorch's random numbers": (
         lambda: torch.get_rng_state().tolist(),
         lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),
@@ -189,11 +175,7 @@ _SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
 
 
 def settings(*, random: bool) -> dict[str, Any]:
-    """Return the values of the settings.
-
-    Args:
-        random: also the state of random numbers.
-    """
+    """Return the values of the settings; ``random``: also the state of random numbers."""
     return {name: get() for name, (get, _) in _SETTINGS.items() if random or "random" not in name}
 
 

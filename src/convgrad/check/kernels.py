@@ -49,16 +49,6 @@ class _Watched:
         return value
 
 
-def _refused(accepts: Accepts, problem: ConvProblem) -> str:
-    """Return the reason against a problem for which ``accepts`` returned False: the values that it read."""
-    watched: Any = _Watched(problem)
-    try:
-        read = {} if accepts(watched) else watched._read
-    except Exception:  # `accepts` needs a real problem
-        read = {}
-    return f"{NO}: {', '.join(f'{name} is {value}' for name, value in read.items())}" if read else NO
-
-
 def without_values(reason: str) -> str:
     """Return a reason against a problem as it is for others too, to be counted."""
     return NO if reason.startswith(NO) else reason
@@ -87,7 +77,14 @@ class UserKernel(NamedTuple):
             return answer
         if answer is None:
             return "its accepts returned None, neither True nor False nor a reason"
-        return "" if answer else _refused(self.accepts, problem)
+        if answer:
+            return ""
+        watched: Any = _Watched(problem)
+        try:
+            read = {} if self.accepts(watched) else watched._read
+        except Exception:  # it needs a real problem
+            read = {}
+        return f"{NO}: {', '.join(f'{name} is {value}' for name, value in read.items())}" if read else NO
 
 
 class Timing(NamedTuple):
@@ -106,12 +103,7 @@ class Timing(NamedTuple):
 
 
 def in_words(timings: Sequence[Timing]) -> str:
-    """Return one sentence for all timings.
-
-    Equivalent to:
-        >>> in_words([Timing("", ("forward",), "aten", 2, 1, 3), Timing("", ("forward",), "aten", 0.5, 0.4, 0.6)])
-        'forward 0.5x to 2x as fast as aten'
-    """
+    """Return one sentence for all timings: of each set of outputs the range of its speed."""
     parts = []
     for outputs in dict.fromkeys(t.outputs for t in timings):
         of = [t for t in timings if t.outputs == outputs]
@@ -122,7 +114,10 @@ def in_words(timings: Sequence[Timing]) -> str:
 
 
 class Functions(Backend):
-    """Functions that compute a pass each, or the gradients that a mask asks for; results are as they return them."""
+    """Functions that compute a pass each, or the gradients that a mask asks for; results are as they return them.
+
+    ``stated``: attributes of a `Backend`, such as its layouts.
+    """
 
     states_workspace = False
 
@@ -134,7 +129,6 @@ class Functions(Backend):
         arithmetic: Arithmetic = "direct",
         **stated: Any,
     ) -> None:
-        """``stated``: attributes of a `Backend`, such as its layouts."""
         self.name, self._kernels, self._dtypes = name, dict(kernels), dtypes
         self._arithmetic: Arithmetic = arithmetic
         vars(self).update(stated)
@@ -167,7 +161,7 @@ class Functions(Backend):
     def unsaid(self, output: Output) -> list[str]:
         """Return advice on options that were not given for the function that computes an output."""
         method: Method = "backward" if output == "grad_bias" else self.methods((output,))[0]
-        kernel, usual = self._kernels[method], arguments.usual(method)
+        kernel, usual = self._kernels[method], arguments.USUAL[method]
         return [
             *["a kernel for some problems only says which: accepts=lambda p: p.ndim == 2"] * (kernel.accepts is None),
             *[f"it is called with ({', '.join(usual)}) unless args= says otherwise"] * (kernel.args == usual),
@@ -180,9 +174,8 @@ class Functions(Backend):
         return self._arithmetic
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        (method,) = self.methods(outputs)
+        (method,), alone = self.methods(outputs), len(outputs) == 1
         function, args, _ = self._kernels[method]
-        alone = len(outputs) == 1
         read = OPERANDS[passes_of(outputs)[0]] if alone else SLOTS
         # The tensor that only the other gradient reads has no values.
         made = {str(t): problem.shape_of(t) for t in SLOTS if method == "backward" and t not in read}
@@ -196,11 +189,10 @@ class Functions(Backend):
 
         def kernel(*operands: Any) -> Any:  # the last one may be a workspace
             # The function is never differentiated: its derivatives are passes.
-            here: list[Any] = [
-                t.detach() if t is not None and t.requires_grad else t for t in (*operands, None)[: len(given)]
-            ]
-            for shape in made.values():
-                here.append(torch.empty(shape, dtype=problem.dtype, device=here[0].device, memory_format=layout))
+            padded = (*operands, None)[: len(given)]
+            here: list[Any] = [t.detach() if t is not None and t.requires_grad else t for t in padded]
+            like = {"dtype": problem.dtype, "device": here[0].device, "memory_format": layout}
+            here += [torch.empty(shape, **like) for shape in made.values()]
             full = values.copy()
             for i, name in tensors:
                 full[i] = here[name]
@@ -237,9 +229,7 @@ class CustomBackend(Backend):
         prefer: bool | str = False,
         named: Sequence[ConvProblem] = (),
     ) -> None:
-        """``devices``: types of device, None: any. ``prefer`` and ``named`` problems: as for `convgrad.register`."""
-        self.name, self.own, self.devices, self.named = name, own, devices, named
-        self.preferred, self.candidate = prefer is True, prefer == "measured"
+        self.name, self.own, self.devices, self.named, self.prefer = name, own, devices, named, prefer
         #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"
         #: What it consists of, for a digest.
@@ -273,7 +263,22 @@ class CustomBackend(Backend):
         what = self.own.methods(outputs)[0] if isinstance(self.own, Functions) else "+".join(outputs)
 
         def stated(*args: Tensor | None) -> Any:
-            results = self._call(what, problem, kernel, args)
+            outer, thread.in_backend = thread.in_backend, True  # `takeover` leaves PyTorch's convolutions in it alone
+            try:
+                results = kernel(*args)
+            except RecursionError:
+                if not outer:  # the function's own
+                    raise
+                raise BackendError(
+                    f"{what} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
+                    'inside it name another one, with convgrad.use_backend("aten")'
+                ) from None
+            except Exception as error:
+                if sys.version_info >= (3, 11):
+                    error.add_note(f"in {what} of {self.name!r}, called for {problem}")
+                raise
+            finally:
+                thread.in_backend = outer
             given = [t for t in args if t is not None]  # the workspace too, which the next call overwrites
             if len(outputs) == 1:
                 return self._as_stated(results, problem, outputs[0], what, given)
@@ -284,30 +289,9 @@ class CustomBackend(Backend):
 
         return stated
 
-    def _call(self, what: str, problem: ConvProblem, kernel: Kernel, args: Sequence[Tensor | None]) -> Any:
-        """Call the user's code; `takeover` leaves PyTorch's convolutions in it alone."""
-        outer, thread.in_backend = thread.in_backend, True
-        try:
-            return kernel(*args)
-        except RecursionError:
-            if not outer:  # the function's own
-                raise
-            raise BackendError(
-                f"{what} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
-                'inside it name another one, with convgrad.use_backend("aten")'
-            ) from None
-        except Exception as error:
-            if sys.version_info >= (3, 11):
-                error.add_note(f"in {what} of {self.name!r}, called for {problem}")
-            raise
-        finally:
-            thread.in_backend = outer
-
-    def _as_stated(
-        self, result: Any, problem: ConvProblem, output: Output, what: str, given: Sequence[Tensor]
-    ) -> Tensor:
+    def _as_stated(self, result: Any, p: ConvProblem, output: Output, what: str, given: Sequence[Tensor]) -> Tensor:
         """Return a result in the layout and the memory that the engine expects."""
-        p, device = problem, given[0].device
+        device = given[0].device
         shape = p.result_shape(output)
         tensor = isinstance(result, Tensor)
         if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:

@@ -29,12 +29,9 @@ loading: ContextVar[Loading | None] = ContextVar("convgrad_loading", default=Non
 
 
 def load_kernels(source: str, *, verify: bool = True) -> None:
-    """Run a script or import a module for all kernels that it registers.
+    """Run a script (``path/to/file.py``, and its arguments) or import a module for all kernels that it registers.
 
-    Args:
-        source: ``path/to/file.py``, with its arguments behind it if it takes some, or a module's name. The script sees
-            its own ``sys.argv``; its ``if __name__ == "__main__"`` part is left out.
-        verify: False skips the check at each registration, because the caller checks the kernels itself.
+    The ``if __name__ == "__main__"`` part of a script is left out. Without ``verify`` no registration checks a kernel.
     """
     words = shlex.split(source)
     if not words:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,7 @@ from .problem_set import in_layouts
 
 
 def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> CustomBackend:
-    """Return the backend of a function or a module.
-
-    Args:
-        what: a function of the forward, with ``args`` and ``accepts`` as `convgrad.register` takes them, in float32 and
-            float64; or a convolution module, whose forward and gradients, by autograd, are the three passes.
-    """
+    """Return the backend of a function of the forward, in float32 and float64, or of a convolution module."""
     if isinstance(what, nn.Module):
         if args is not None or accepts is not None:
             raise TypeError("args and accepts belong to a function; a module says itself what it computes")
@@ -35,10 +31,7 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
 
 
 class ConvModule(Functions):
-    """A module that convolves its input with its ``weight``, with the gradients that autograd derives.
-
-    It computes the problems of its own kernel, stride, padding, dilation, channels and groups, for inputs of any size.
-    """
+    """A module that convolves inputs of any size with its ``weight``, with the gradients that autograd derives."""
 
     def __init__(self, module: nn.Module) -> None:
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "weight")
@@ -53,10 +46,11 @@ class ConvModule(Functions):
         x, y, result, gradient, size = "input", "grad_output", "forward", "grad_input", "input_size"
         if self._transposed:  # its input is the problem's grad_output, and it returns grad_input
             x, y, result, gradient, size = y, x, gradient, result, "output_size"
+        of_input, of_weight = partial(self._gradient, "input"), partial(self._gradient, "weight")
         kernels: dict[Any, UserKernel] = {
             result: UserKernel(self._result, (x, "weight"), self._accepts),
-            gradient: UserKernel(self._input_gradient, (y, "weight", size), self._accepts),
-            "grad_weight": UserKernel(self._weight_gradient, (x, y, "weight_size"), self._accepts),
+            gradient: UserKernel(of_input, ("weight", size, y), self._accepts),
+            "grad_weight": UserKernel(of_weight, (x, "weight_size", y), self._accepts),
         }
         super().__init__(type(module).__name__, kernels, layouts=("strided",))
 
@@ -72,9 +66,9 @@ class ConvModule(Functions):
         """Return the problem for an input of this size; None if it has no output."""
         try:
             problem = problem_of_module(self._module, (batch, self._module.in_channels, *size), dtype)
+            return None if problem.empty else problem.replace(has_bias=False).canonical()
         except ShapeError:
             return None
-        return None if problem.empty else problem.replace(has_bias=False).canonical()
 
     def _accepts(self, problem: ConvProblem) -> bool | str:
         own_input = problem.output_size if self._transposed else problem.input_size
@@ -89,17 +83,12 @@ class ConvModule(Functions):
             state["bias"] = x.new_zeros(self._module.out_channels)
         return torch.func.functional_call(self._module, state, (x,))
 
-    def _input_gradient(self, grad_output: Tensor, weight: Tensor, size: tuple[int, ...]) -> Tensor:
-        return _gradient(lambda x: self._result(x, weight), size, grad_output)
-
-    def _weight_gradient(self, x: Tensor, grad_output: Tensor, size: tuple[int, ...]) -> Tensor:
-        return _gradient(lambda weight: self._result(x, weight), size, grad_output)
-
-
-def _gradient(function: Callable[[Tensor], Tensor], size: tuple[int, ...], grad_output: Tensor) -> Tensor:
-    with torch.enable_grad():
-        x = grad_output.new_zeros(size).requires_grad_()
-        return torch.autograd.grad(function(x), x, grad_output)[0]
+    def _gradient(self, of: str, other: Tensor, size: tuple[int, ...], grad_output: Tensor) -> Tensor:
+        """Return the gradient of the input or the weight, which has this size; ``other`` is the one that is given."""
+        with torch.enable_grad():
+            x = grad_output.new_zeros(size).requires_grad_()
+            result = self._result(x, other) if of == "input" else self._result(other, x)
+            return torch.autograd.grad(result, x, grad_output)[0]
 
 
 def problem_of_module(

@@ -43,17 +43,15 @@ def magnitude(problem: ConvProblem, output: Output, operands: Operands) -> Tenso
 @lru_cache(64)
 def structural(problem: ConvProblem, pass_: Pass) -> Tensor:
     """Return which elements of the result read anything but padding."""
-    ones: Operands = {
-        slot: torch.ones(problem.shape_of(slot), dtype=torch.float64, device="cpu") for slot in OPERANDS[pass_]
-    }
-    return reference(problem.replace(dtype=torch.float64), pass_, ones) != 0
+    wide = problem.replace(dtype=torch.float64)
+    ones = {slot: torch.ones(problem.shape_of(slot), dtype=wide.dtype, device="cpu") for slot in OPERANDS[pass_]}
+    return reference(wide, pass_, dict(ones)) != 0
 
 
 def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
     """Return small integers of which every partial sum, in any order and any of the passes, is exact in the dtype.
 
-    Exact means at most 2**p in magnitude, p being the bits of the significand. Long sums of a narrow dtype need zeros
-    among the operands; their number is chosen so that the results are still mostly not zero.
+    Long sums of a narrow dtype need zeros among them, as many as leave most results other than zero.
     """
     # Half of what is exact, which leaves room for a bias.
     limit = exact_limit(problem.dtype) // 2
@@ -63,15 +61,13 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) ->
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
         operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in slots_of(passes)}
-        if length * largest**2 <= limit:
-            return operands
-        worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
-        if worst <= limit:
+        if length * largest**2 <= limit or all(magnitude(problem, q, operands).amax() <= limit for q in passes):
             return operands
         density /= 2
 
 
 def exact_limit(dtype: torch.dtype) -> int:
+    """Return up to which magnitude a dtype holds every integer."""
     if dtype.is_floating_point or dtype.is_complex:
         return round(2 / torch.finfo(dtype).eps)
     return torch.iinfo(dtype).max

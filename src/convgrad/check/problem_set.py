@@ -1,8 +1,7 @@
 """Problems to check a backend on: a table of small ones, layers of known networks, and those drawn for a kernel.
 
-The table's are small, so that thousands of checks take seconds, and chosen for where kernels go wrong: one image, one
-channel, sizes that are no multiple of a vector or a tile, borders wider than the image, strides that leave rows unread,
-kernels of even size, crops.
+The table's are chosen for where kernels go wrong: one image, one channel, sizes that are no multiple of a vector or a
+tile, borders wider than the image, strides that leave rows unread, kernels of even size, crops.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from .._compat import channels_last_of
 from ..problem import ConvProblem, Dimension, effective_kernel, fields_of, output_length
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn, SearchStrategy
+    from hypothesis.strategies import SearchStrategy
 
 Accepts = Callable[[ConvProblem], bool]
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -57,6 +57,7 @@ mb1ic2id3ih3iw4oc2kd3kh3kw3sd2sh2sw2pd1ph1pw1 transposed
 
 
 def parsed(problem: ConvProblem | str) -> ConvProblem:
+    """Return a problem that may be given as text."""
     return ConvProblem.parse(problem) if isinstance(problem, str) else problem
 
 
@@ -162,11 +163,7 @@ def cost(p: ConvProblem) -> float:
 def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProblem]:
     """Return up to 120 problems that a kernel accepts, without those named: known ones and their random neighbours.
 
-    They are always the same, and in an order in which every value of each feature is met early for its cost.
-
-    Args:
-        accepts: whether the kernel computes a problem; it may be called twenty thousand times.
-        named: further problems to start from.
+    They are always the same, each time the one with the most features that were not met before for its cost.
     """
     rng, end = random.Random(0), time.monotonic() + _SECONDS
     known = [*default_problems(), *real_layers()]
@@ -181,13 +178,8 @@ def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProbl
         asked.add(p)
         if p.flops <= _MOST_FLOPS and max(_elements(p)) <= _MOST_ELEMENTS and accepts(p):
             found.append(p)
-    return _spread(found[len(named) :], named)
-
-
-def _spread(problems: list[ConvProblem], before: Sequence[ConvProblem]) -> list[ConvProblem]:
-    """Return problems, each time the one with the most features that were not met before for its cost."""
-    met = {feature for p in before for feature in _features(p)}
-    rest = [(p, _features(p), cost(p)) for p in problems]
+    met = {feature for p in named for feature in _features(p)}
+    rest = [(p, _features(p), cost(p)) for p in found[len(named) :]]
     result: list[ConvProblem] = []
     while rest and len(result) < _MOST:
         best = max(rest, key=lambda entry: (0.1 + len(entry[1] - met)) / entry[2])
@@ -266,13 +258,7 @@ def same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[
 
 
 def random_problems(seed: int) -> Iterator[ConvProblem]:
-    """Yield small problems without end, the same for the same seed, that PyTorch can state.
-
-    Equivalent to:
-        >>> from itertools import islice
-        >>> len({str(p) for p in islice(random_problems(0), 50)}) > 40
-        True
-    """
+    """Yield small problems without end, the same for the same seed, that PyTorch can state."""
     rng, known = random.Random(seed), [p for p in default_problems() if p.symmetric]
     while True:
         p = _neighbour(rng, _neighbour(rng, rng.choice(known)) or known[0])
@@ -283,42 +269,35 @@ def random_problems(seed: int) -> Iterator[ConvProblem]:
 # ---- the same convolution, smaller ------------------------------------------------------------------
 
 
+#: What is made smaller, in this order, and down to which numbers.
+_LIMITS = {"images": (2, 1), "groups": (16, 5, 3, 2), "channels of a group": (16, 7, 3), "rows": (16, 9, 5, 2, 1)}
+
+
 def shrunk(p: ConvProblem, most_flops: int, accepts: Accepts = lambda p: True) -> ConvProblem:
     """Return a problem of at most about ``most_flops``, with equal kernel, stride, dilation, border and kind of groups.
 
-    First a smaller batch, then fewer groups, fewer channels in each, and fewer rows; what cannot be reduced stays. Each
-    size keeps its remainder modulo the stride, so that rows that no kernel reads are still there.
-
-    Args:
-        accepts: what it does not accept is not tried.
+    Each size keeps its remainder modulo the stride, so that rows that no kernel reads are still there.
     """
-    for fewer, limits in (
-        (lambda p, most: p.replace(batch=min(p.batch, most)), (2, 1)),
-        (_fewer_groups, (16, 5, 3, 2)),
-        (_fewer_channels, (16, 7, 3)),
-        (_fewer_rows, (16, 9, 5, 2, 1)),
-    ):
+    for what, limits in _LIMITS.items():
         for most in limits:
-            if p.flops > most_flops and not p.empty and accepts(small := fewer(p, most).canonical()):
+            if p.flops > most_flops and not p.empty and accepts(small := _fewer(p, what, most).canonical()):
                 p = small
     return p
 
 
-def _fewer_groups(p: ConvProblem, most: int) -> ConvProblem:
-    """Return the problem with at most ``most`` groups of the same size."""
-    n = min(p.groups, most)
-    return p.replace(groups=n, in_channels=p.in_channels // p.groups * n, out_channels=p.out_channels // p.groups * n)
-
-
-def _fewer_channels(p: ConvProblem, most: int) -> ConvProblem:
-    per_in, per_out = (min(n // p.groups, most) for n in (p.in_channels, p.out_channels))
-    return p.replace(in_channels=per_in * p.groups, out_channels=per_out * p.groups)
-
-
-def _fewer_rows(p: ConvProblem, most: int) -> ConvProblem:
-    cuts = [min(max(0, d.output - most), max(0, (d.input - 1) // d.stride)) * d.stride for d in p.dims]
-    sizes = tuple(n - cut for n, cut in zip(p.input_size, cuts, strict=True))
-    return changed(p, input_size=sizes, name=p.name) or p
+def _fewer(p: ConvProblem, what: str, most: int) -> ConvProblem:
+    """Return the problem with at most so many of one of `_LIMITS`."""
+    if what == "images":
+        return p.replace(batch=min(p.batch, most))
+    if what == "rows":
+        cuts = [min(max(0, d.output - most), max(0, (d.input - 1) // d.stride)) * d.stride for d in p.dims]
+        return (
+            changed(p, input_size=tuple(d.input - cut for d, cut in zip(p.dims, cuts, strict=True)), name=p.name) or p
+        )
+    groups = min(p.groups, most) if what == "groups" else p.groups
+    channels = [n // p.groups for n in (p.in_channels, p.out_channels)]
+    i, o = channels if what == "groups" else (min(n, most) for n in channels)
+    return p.replace(groups=groups, in_channels=groups * i, out_channels=groups * o)
 
 
 # ---- for tests -----------------------------------------------------------------------------------
@@ -349,28 +328,27 @@ def problems(
     """
     from hypothesis import strategies as st
 
-    side = st.integers(-2 if crops else 0, 4)
-    dimension = st.tuples(st.integers(1, largest), st.integers(1, 5), st.integers(1, 4), side, side, st.integers(1, 3))
+    def dimension(least: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> Dimension:
+        size = max(least, effective_kernel(kernel, dilation) - low - high)  # the smallest input with an output
+        out = output_length(size, kernel, stride, low, high, dilation)
+        return Dimension(size, out, kernel, stride, low, high, dilation)
 
-    @st.composite
-    def draw_problem(draw: DrawFn) -> ConvProblem:
-        d = ndim or draw(st.integers(1, 3))
-        groups = draw(st.sampled_from([1, 1, 2, 3, 5]))
-        dims = []
-        for least, kernel, stride, low, high, dilation in (draw(dimension) for _ in range(d)):
-            size = max(least, effective_kernel(kernel, dilation) - low - high)  # the smallest input with an output
-            out = output_length(size, kernel, stride, low, high, dilation)
-            dims.append(Dimension(size, out, kernel, stride, low, high, dilation))
-        return ConvProblem(
-            batch=draw(st.integers(1, 3)),
-            in_channels=groups * draw(st.integers(1, 3)),
-            out_channels=groups * draw(st.integers(1, 4)),
-            groups=groups,
-            **fields_of(dims),
-            dtype=draw(st.sampled_from(dtypes)),
-            memory_format=channels_last_of(d) if draw(st.booleans()) else torch.contiguous_format,
-            has_bias=draw(st.booleans()),
-            origin=draw(st.sampled_from(("plain", "transposed"))),
-        ).canonical()
+    def problem(groups: int, i: int, o: int, dims: Sequence[Dimension], last: bool, **others: Any) -> ConvProblem:
+        others["memory_format"] = channels_last_of(len(dims)) if last else torch.contiguous_format
+        channels = {"groups": groups, "in_channels": groups * i, "out_channels": groups * o}
+        return ConvProblem(**channels, **fields_of(dims), **others).canonical()
 
-    return draw_problem()
+    upto, side = partial(st.integers, 1), st.integers(-2 if crops else 0, 4)
+    dimensions = st.builds(dimension, upto(largest), upto(5), upto(4), side, side, upto(3))
+    return st.builds(
+        problem,
+        st.sampled_from((1, 1, 2, 3, 5)),
+        upto(3),
+        upto(4),
+        st.lists(dimensions, min_size=ndim or 1, max_size=ndim or 3),
+        st.booleans(),
+        batch=upto(3),
+        dtype=st.sampled_from(dtypes),
+        has_bias=st.booleans(),
+        origin=st.sampled_from(("plain", "transposed")),
+    )

@@ -1,6 +1,6 @@
 """The properties of a right backend, one function for each, and what they are checked on: a `PropertyCheck`.
 
-A property raises `Failed`, `Differs` or `Skipped`, or has nothing to object.
+A property raises an `Outcome`, or has nothing to object.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import inf, nan, prod
 from threading import Barrier
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor
@@ -30,36 +29,29 @@ from .guards import PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, res
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
 from .report import Status
 
-_T = TypeVar("_T")
-
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
 _SLACK = 4096
 _THREADS, _ROUNDS = 4, 3
+_ONLY_A_SUM = "the gradient of a bias is only a sum"
 
 
-class Failed(Exception):  # noqa: N818 (an outcome)
-    """The backend is wrong; how far off it is and how far it may be."""
+class Outcome(Exception):  # noqa: N818
+    """A property that did not pass: its status, how far off the backend is, and how far it may be."""
 
-    status: Status = "failed"
-
-    def __init__(self, message: str, worst: float = 1.0, bound: float = 0.0) -> None:
+    def __init__(self, message: str, worst: float = 1.0, bound: float = 0.0, status: Status = "failed") -> None:
         super().__init__(message)
         self.worst, self.bound = worst, bound
+        self.status: Status = status
 
 
-class Differs(Failed):
-    """A kernel of PyTorch does not do what other kernels are held to, and PyTorch does not promise it."""
-
-    status: Status = "differs"
-
-
-class Skipped(Exception):  # noqa: N818 (an outcome)
-    """There is nothing to check, for this reason."""
+def skipped(reason: str) -> Outcome:
+    """Return the outcome where there is nothing to check."""
+    return Outcome(reason, worst=0.0, status="skipped")
 
 
 def described(error: BaseException) -> str:
     """Return an error of a backend in words; a refusal of what a kernel returned is its own message."""
-    return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, (BackendError, Outcome)) else f"it raised {type(error).__name__}: {error}"
 
 
 def calls_of(backend: Backend, output: Output | None = None) -> list[Outputs]:
@@ -74,6 +66,8 @@ class PropertyCheck:
 
     ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
     ``calling``: called before each call of the backend, in any thread.
+    ``calls``: the outputs of each call that computes the output, alone and in sweeps; ``outputs``: those of the call
+    that `run` makes.
     ``given``: shapes and strides of the last call's operands, in words.
     ``worst``: the largest error that was compared, in units of what is allowed, and 1.
     """
@@ -89,6 +83,15 @@ class PropertyCheck:
     given: str = field(default="", init=False)
     worst: tuple[float, float] = field(default=(0.0, 0.0), init=False)
     _made: dict[object, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        calls = calls_of(self.backend, self.output)
+        self.calls = [
+            c for c in calls if not (self.problem.empty or self.backend.against(self.problem, c, self.device))
+        ]
+        self.outputs: Outputs = self.calls[0] if self.calls else ()
+        #: Whether the dtype has real or complex numbers.
+        self.rounds = self.problem.dtype.is_floating_point or self.problem.dtype.is_complex
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -126,12 +129,7 @@ class PropertyCheck:
             return self.integers()
         return self._cached(("reals", self.passes), lambda: real_operands(self.problem, self.passes, self.seed))
 
-    @property
-    def rounds(self) -> bool:
-        """Whether the dtype has real or complex numbers."""
-        return self.problem.dtype.is_floating_point or self.problem.dtype.is_complex
-
-    def _cached(self, key: object, make: Callable[[], _T]) -> _T:
+    def _cached(self, key: object, make: Callable[[], Any]) -> Any:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -148,23 +146,6 @@ class PropertyCheck:
         return tensors
 
     # ---- calling the backend -------------------------------------------------------------------
-
-    @cached_property
-    def calls(self) -> list[Outputs]:
-        """The outputs of each call that computes the output, alone and in sweeps."""
-        calls = calls_of(self.backend, self.output)
-        return [c for c in calls if not self.backend.against(self.problem, c, self.device)]
-
-    @cached_property
-    def outputs(self) -> Outputs:
-        """The outputs of the call that `run` makes: the output alone, or a sweep if nothing else computes it."""
-        return self.calls[0]
-
-    def each_call(self) -> Iterator[Outputs]:
-        """Let `run` make each call that computes the output, in turn."""
-        for outputs in self.calls:
-            self.outputs = outputs
-            yield outputs
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -185,25 +166,21 @@ class PropertyCheck:
         return [*tensors, *([] if several else [bias]), scratch]
 
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
-        """Return the output from one call of the backend.
-
-        Raises:
-            Failed: a result of another shape, dtype, device or layout than the problem's.
-        """
+        """Return the output from one call of the backend, which has the problem's shape, dtype, device and layout."""
         result = self.kernel()(*self.arguments(operands, bias))
         if len(self.outputs) > 1:
             if len(result) != len(self.outputs):
-                raise Failed(f"the sweep {self.outputs} returned {len(result)} tensors")
+                raise Outcome(f"the sweep {self.outputs} returned {len(result)} tensors")
             result = result[self.outputs.index(self.output)]
         p = self.problem
         stated = {"shape": p.result_shape(self.output), "dtype": p.dtype, "device": self.device.type}
         got = {"shape": tuple(result.shape), "dtype": result.dtype, "device": result.device.type}
         if wrong := [what for what in stated if got[what] != stated[what]]:
-            raise Failed(f"the result has {wrong[0]} {got[wrong[0]]}, the problem says {stated[wrong[0]]}")
+            raise Outcome(f"the result has {wrong[0]} {got[wrong[0]]}, the problem says {stated[wrong[0]]}")
         # A backend of layout "any" passes its operands on to ATen, whose layout follows from them.
         memory_format = torch.contiguous_format if self.output == "grad_bias" else p.memory_format
         if "any" not in self.backend.layouts and not result.is_contiguous(memory_format=memory_format):
-            raise Failed(f"the result has strides {result.stride()}, the problem says {memory_format}")
+            raise Outcome(f"the result has strides {result.stride()}, the problem says {memory_format}")
         return result
 
     @contextlib.contextmanager
@@ -227,8 +204,7 @@ class PropertyCheck:
         """Hold a result to the reference: no differing element, or the bound of the declared arithmetic.
 
         Raises:
-            Failed: it is wrong.
-            Skipped: the output is mostly zero, which proves nothing.
+            Outcome: it is wrong, or the output is mostly zero, which proves nothing.
         """
         where, dtype, arithmetic = f" ({where})" if where else "", self.problem.dtype, self.arithmetic
         alone, size = self._expected(operands, reference), self._expected(operands, magnitude)
@@ -248,14 +224,14 @@ class PropertyCheck:
         worst = ratio.amax()
         if not float(worst) <= 1:
             at = _first(ratio == worst)
-            failed = self.unpromised if arithmetic == "low-precision accumulation" else Failed
+            failed = self.unpromised if arithmetic == "low-precision accumulation" else Outcome
             message = f"element {at} is {got[at].item():.9g}, exact is {expected[at].item():.9g}{where}"
             raise failed(message, float(error[at]), float(allowed[at]))
         self.worst = max(self.worst, (float(worst), 1.0))
 
-    def unpromised(self, message: str, worst: float, bound: float = 0.0) -> Failed:
-        """Return the error for what PyTorch does on some processors only: a difference if the kernel is PyTorch's."""
-        return (Differs if self.backend.from_pytorch else Failed)(message, worst, bound)
+    def unpromised(self, message: str, worst: float, bound: float = 0.0) -> Outcome:
+        """Return the outcome of what PyTorch does on some processors only: a difference if the kernel is PyTorch's."""
+        return Outcome(message, worst, bound, "differs" if self.backend.from_pytorch else "failed")
 
     def _expected(self, operands: Operands, of: Callable[[ConvProblem, Output, Operands], Tensor]) -> Tensor:
         """Return the exact result, or that of the absolute values."""
@@ -266,14 +242,14 @@ class PropertyCheck:
         wrong = got != expected
         if count := int(wrong.sum()):
             at = _first(wrong)
-            raise Failed(
+            raise Outcome(
                 f"{count} of {wrong.numel()} elements differ, the first at {at}: "
                 f"{got[at].item()} instead of {expected[at].item()}{where}",
                 count,
             )
         read = torch.ones_like(wrong) if self.output == "grad_bias" else structural(self.problem, self.output)
         if int((expected != 0)[read].sum()) * 2 < int(read.sum()):
-            raise Skipped("the output is mostly zero, which proves nothing")
+            raise skipped("the output is mostly zero, which proves nothing")
 
 
 def _first(found: Tensor) -> tuple[int, ...]:
@@ -297,24 +273,23 @@ def again(check: PropertyCheck) -> None:
     """Later calls are as right as the first: with other numbers in the same tensors, as after a step of an optimizer,
     and with the same numbers once more.
     """
-    for _ in check.each_call():
-        first, second = check.integers(), check.integers(other=True)
-        placed: Operands = {slot: t.clone() for slot, t in check.placed(first).items()}
-        before = check.run(placed)
-        for slot, t in placed.items():
-            t.copy_(second[slot])
-        after, once_more = check.run(placed), check.run(placed)
-        check.compare(after, second, where="other numbers in the same tensors")
-        check.compare(before, first, where="the first call's result, after later calls")
-        check.compare(once_more, second)
-        if check.backend.deterministic:
-            _same_bits(after, once_more, "a second call with the same operands")
+    first, second = check.integers(), check.integers(other=True)
+    placed: Operands = {slot: t.clone() for slot, t in check.placed(first).items()}
+    before = check.run(placed)
+    for slot, t in placed.items():
+        t.copy_(second[slot])
+    after, once_more = check.run(placed), check.run(placed)
+    check.compare(after, second, where="other numbers in the same tensors")
+    check.compare(before, first, where="the first call's result, after later calls")
+    check.compare(once_more, second)
+    if check.backend.deterministic:
+        _same_bits(after, once_more, "a second call with the same operands")
 
 
 def bound(check: PropertyCheck) -> None:
     """Real numbers stay within the error bound of the arithmetic that the backend declares."""
     if not check.rounds:
-        raise Skipped("integers have no rounding")
+        raise skipped("integers have no rounding")
     check.compare(check.run(check.reals()), check.reals(), integers=False)
 
 
@@ -333,11 +308,7 @@ def memory(check: PropertyCheck) -> None:
 
 
 def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
-    """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned.
-
-    Raises:
-        Failed: a margin or an operand was written, or a setting was changed.
-    """
+    """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned."""
     guards = {slot: guarded_copy(t, shift) for slot, t in check.placed(operands).items()}
     before = {slot: (guard.bytes(), _header(guard.tensor)) for slot, guard in guards.items()}
     state = settings(random=check.backend.deterministic)
@@ -347,15 +318,15 @@ def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
     finally:
         changed = restore(state)
     if poison.overstepped():
-        raise Failed("it wrote outside a tensor that it allocated")
+        raise Outcome("it wrote outside a tensor that it allocated")
     for slot, guard in guards.items():
         content, header = before[slot]
         if header != _header(guard.tensor) or not torch.equal(guard.bytes(), content):
-            raise Failed(f"it wrote into {slot}, or just outside of it")
+            raise Outcome(f"it wrote into {slot}, or just outside of it")
         if guard.tensor.requires_grad:
-            raise Failed(f"it changed {slot}: it requires gradients now")
+            raise Outcome(f"it changed {slot}: it requires gradients now")
     if changed:
-        raise Failed(f"it changed {' and '.join(changed)}, for whatever runs after it")
+        raise Outcome(f"it changed {' and '.join(changed)}, for whatever runs after it")
     return result
 
 
@@ -364,20 +335,10 @@ def _header(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 
-def _refuse_bias(check: PropertyCheck) -> Pass:
-    """Return the output as a pass.
-
-    Raises:
-        Skipped: it is the gradient of a bias.
-    """
-    if check.output == "grad_bias":
-        raise Skipped("the gradient of a bias is only a sum")
-    return check.output
-
-
 def layouts(check: PropertyCheck) -> None:
     """Any strides of the operands give the same."""
-    _refuse_bias(check)
+    if check.output == "grad_bias":
+        raise skipped(_ONLY_A_SUM)
     operands = check.integers()
     for slot, tensor in check.placed(operands).items():
         for name, changed in _layouts_of(tensor, lazy="any" in check.backend.layouts):
@@ -387,10 +348,7 @@ def layouts(check: PropertyCheck) -> None:
 
 
 def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the same values at other places, and values that repeat by strides of zero, as gradients of sums do.
-
-    ``lazy``: also those that PyTorch negates or conjugates later.
-    """
+    """Yield the same values at other places, and values that repeat by strides of zero, as gradients of sums do."""
     yield "contiguous", tensor.contiguous()
     if tensor.dim() > 3:
         yield "channels_last", tensor.contiguous(memory_format=channels_last_of(tensor.dim() - 2))
@@ -411,7 +369,7 @@ def bias(check: PropertyCheck) -> None:
     """A fused bias is added once, in its dtype, to the right channels."""
     p = check.problem
     if check.output != p.bias_pass or (check.output,) not in check.calls or not check.backend.fuses_bias(p):
-        raise Skipped("the engine adds the bias")
+        raise skipped("the engine adds the bias")
     added = torch.arange(p.shape_of(p.bias_slot)[1], device="cpu") * 37 % 61  # no two of 61 channels alike
     if check.rounds:
         added = (added - 30).to(torch.float64) / 7  # sevenths use all bits of the dtype
@@ -423,17 +381,18 @@ def bias(check: PropertyCheck) -> None:
 def sweeps(check: PropertyCheck) -> None:
     """Each further call that computes the output, with others in a sweep, is as right as the first."""
     if len(check.calls) == 1:
-        raise Skipped("one call computes this output, and no sweep beside it")
+        raise skipped("one call computes this output, and no sweep beside it")
     rounded, repeated = check.problem.dtype.is_floating_point, check.backend.deterministic
-    for outputs in check.each_call():
-        for checked in (memory, *[bound] * rounded, *[deterministic] * repeated) if outputs != check.calls[0] else ():
+    for outputs in check.calls[1:]:
+        check.outputs = outputs
+        for checked in (memory, *[bound] * rounded, *[deterministic] * repeated):
             checked(check)
 
 
 def deterministic(check: PropertyCheck) -> None:
     """Equal operands give the same bits, every time."""
     if not check.backend.deterministic:
-        raise Skipped("it does not declare to repeat its bits")
+        raise skipped("it does not declare to repeat its bits")
     operands = check.placed(check.reals())
     with check.parallel():
         first = check.run(operands)
@@ -443,7 +402,7 @@ def deterministic(check: PropertyCheck) -> None:
 
 def _same_bits(a: Tensor, b: Tensor, what: str) -> None:
     if differing := int((raw_bytes(a) != raw_bytes(b)).sum()):
-        raise Failed(f"{what} gave other bits than the first one in {differing} bytes", differing)
+        raise Outcome(f"{what} gave other bits than the first one in {differing} bytes", differing)
 
 
 #: The operand that a NaN is put into: the one that is read with a border, so that exactly its readers become NaN.
@@ -454,12 +413,12 @@ def nonfinite(check: PropertyCheck) -> None:
     """A NaN or an infinity reaches exactly the elements that read it; one of the operand without a border may also
     reach those where it meets padding.
     """
-    p, pass_ = check.problem, _refuse_bias(check)
+    p, pass_ = check.problem, check.output
+    if pass_ == "grad_bias":
+        raise skipped(_ONLY_A_SUM)
     if not p.dtype.is_floating_point:
-        raise Skipped("only real numbers have a NaN and an infinity of their own")
-    check.outputs = check.calls[-1]  # a sweep reads every slot
-    operands = check.reals()
-    bordered = _SPOILED[pass_]
+        raise skipped("only real numbers have a NaN and an infinity of their own")
+    operands, bordered = check.reals(), _SPOILED[pass_]
     (other,) = {*OPERANDS[pass_]} - {bordered}
     for slot, value, part in ((bordered, nan, 1.0), (bordered, inf, 0.5), (other, nan, 0.5), (other, -inf, 1.0)):
         shape = operands[slot].shape
@@ -469,87 +428,80 @@ def nonfinite(check: PropertyCheck) -> None:
         read = torch.ones((), dtype=torch.bool, device="cpu")
         if slot == other:  # elements that read more than padding
             read = reference(p, pass_, {bordered: torch.ones_like(operands[bordered]), slot: only}) != 0
-        for _ in check.each_call():
-            got = check.run(spoiled).cpu().to(torch.float64)
-            if check.arithmetic == "transform" or slot == other:  # a NaN may spread over a tile or the padding
-                wrong = ~expected.isfinite() & got.isfinite() & read
-            else:
-                finite = expected.isfinite() & got.isfinite()
-                wrong = ~(finite | (expected == got) | (expected.isnan() & got.isnan()))
-            if count := int(wrong.sum()):
-                at = _first(wrong)
-                raise check.unpromised(
-                    f"with {value} in {slot}, {count} elements differ, the first at {at}: "
-                    f"{got[at].item():.9g} instead of {expected[at].item():.9g}",
-                    count,
-                )
+        got = check.run(spoiled).cpu().to(torch.float64)
+        if check.arithmetic == "transform" or slot == other:  # a NaN may spread over a tile or the padding
+            wrong = ~expected.isfinite() & got.isfinite() & read
+        else:
+            finite = expected.isfinite() & got.isfinite()
+            wrong = ~(finite | (expected == got) | (expected.isnan() & got.isnan()))
+        if count := int(wrong.sum()):
+            at = _first(wrong)
+            raise check.unpromised(
+                f"with {value} in {slot}, {count} elements differ, the first at {at}: "
+                f"{got[at].item():.9g} instead of {expected[at].item():.9g}",
+                count,
+            )
 
 
 def workspace(check: PropertyCheck) -> None:
     """It needs no more memory than it declares."""
     if not check.backend.states_workspace:
-        raise Skipped("a function declares no workspace")
+        raise skipped("a function declares no workspace")
     p = check.problem
-    for outputs in check.each_call():
-        arguments = check.arguments(check.integers())
-        with PeakMemory() as watch:
-            watch.ignore(*(t for t in arguments if t is not None))
-            results = check.kernel()(*arguments)
-        storages = [t.untyped_storage() for t in tree_leaves(results)]
-        used, allowed = watch.peak - sum({s.data_ptr(): s.nbytes() for s in storages}.values()), _SLACK
-        if not check.backend.workspace(p, outputs) or isinstance(check.backend, PaddedCopy):
-            # One that declares none may hold its operands and its result three times more, padded, in the widest dtype:
-            # a cast, a padded copy and a product, but no matrix of columns.
-            padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
-            elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)
-            allowed += 3 * (16 if p.dtype.is_complex else 8) * elements
-        if used > allowed:
-            text = f"it took {used} bytes beside its result and its workspace, {allowed} are allowed"
-            raise Failed(text, used, allowed)
-        check.worst = max(check.worst, (used, allowed))
+    arguments = check.arguments(check.integers())
+    with PeakMemory() as watch:
+        watch.ignore(*(t for t in arguments if t is not None))
+        results = check.kernel()(*arguments)
+    storages = [t.untyped_storage() for t in tree_leaves(results)]
+    used, allowed = watch.peak - sum({s.data_ptr(): s.nbytes() for s in storages}.values()), _SLACK
+    if not check.backend.workspace(p, check.outputs) or isinstance(check.backend, PaddedCopy):
+        # One that declares none may hold its operands and its result three times more, padded, in the widest dtype:
+        # a cast, a padded copy and a product, but no matrix of columns.
+        padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
+        elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)
+        allowed += 3 * (16 if p.dtype.is_complex else 8) * elements
+    if used > allowed:
+        text = f"it took {used} bytes beside its result and its workspace, {allowed} are allowed"
+        raise Outcome(text, used, allowed)
+    check.worst = max(check.worst, (used, allowed))
 
 
 def pages(check: PropertyCheck) -> None:
     """It reads nothing before the start and after the end of its operands: the pages there are closed."""
     if check.device.type != "cpu":
-        raise Skipped("only pages of the CPU's memory can be closed")
-    for _ in check.each_call():
-        operands, slots = check.integers(), slots_of(check.passes)
-        for at_end in (True, False):
-            try:
-                tensors = zip(slots, check.prepared(operands, slots), strict=True)
-                closed: Operands = {slot: paged_copy(t, at_end=at_end) for slot, t in tensors}
-            except NotImplementedError as e:
-                raise Skipped(str(e)) from None
-            where = f"closed pages {'after' if at_end else 'before'} its operands"
-            check.compare(check.run(closed), operands, where=where)
+        raise skipped("only pages of the CPU's memory can be closed")
+    operands, slots = check.integers(), slots_of(check.passes)
+    for at_end in (True, False):
+        try:
+            tensors = zip(slots, check.prepared(operands, slots), strict=True)
+            closed: Operands = {slot: paged_copy(t, at_end=at_end) for slot, t in tensors}
+        except NotImplementedError as e:
+            raise skipped(str(e)) from None
+        where = f"closed pages {'after' if at_end else 'before'} its operands"
+        check.compare(check.run(closed), operands, where=where)
 
 
 def threads(check: PropertyCheck) -> None:
     """Four threads at once, with one weight and two inputs, three times each, do not disturb one another."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise Skipped("Triton's interpreter runs one kernel at a time")
-    for _ in check.each_call():
-        first = check.integers()
-        inputs = [first, {**check.integers(other=True), **{s: t for s, t in first.items() if s == "weight"}}]
-        for i, result in _at_once(check.run, [check.placed(operands) for operands in inputs]):
-            check.compare(result, inputs[i], where=f"in one of {_THREADS} threads at once")
-
-
-def _at_once(run: Callable[[Operands], Tensor], operands: list[Operands]) -> list[tuple[int, Tensor]]:
-    """Return every result, with the number of its operands."""
+        raise skipped("Triton's interpreter runs one kernel at a time")
     barrier, before = Barrier(_THREADS), sys.getswitchinterval()
+    first = check.integers()
+    inputs = [first, {**check.integers(other=True), **{s: t for s, t in first.items() if s == "weight"}}]
+    placed = [check.placed(operands) for operands in inputs]
 
     def calls(thread: int) -> list[tuple[int, Tensor]]:
         barrier.wait()
-        return [(i, run(operands[i])) for i in ((thread + r) % len(operands) for r in range(_ROUNDS))]
+        return [(i % 2, check.run(placed[i % 2])) for i in range(thread, thread + _ROUNDS)]
 
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
-            return [found for thread in pool.map(calls, range(_THREADS)) for found in thread]
+            found = [result for results in pool.map(calls, range(_THREADS)) for result in results]
     finally:
         sys.setswitchinterval(before)
+    for i, result in found:
+        check.compare(result, inputs[i], where=f"in one of {_THREADS} threads at once")
 
 
 PROPERTIES: Final[dict[str, Property]] = {
@@ -560,3 +512,5 @@ PROPERTIES: Final[dict[str, Property]] = {
 #: reads outside of its operands does not survive `pages`.
 STRESS: Final[dict[str, Property]] = {p.__name__: p for p in (pages, threads)}
 ALL_PROPERTIES: Final = PROPERTIES | STRESS
+#: Checked on each call that computes the output, the others on the first.
+EACH_CALL: Final = ("again", "nonfinite", "workspace", *STRESS)

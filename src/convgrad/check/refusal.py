@@ -70,11 +70,7 @@ def lost(name: str, output: Output, problem: ConvProblem | None, passed: int, pr
 
 
 def wrong(failures: Sequence[CheckResult], hints: Iterable[str], when: str, what: str = "") -> str:
-    """Return the message for a wrong kernel: the failures, its operands, and the problem; ``when`` it was found.
-
-    Args:
-        what: it did, if that says all.
-    """
+    """Return the message for a wrong kernel, ``when`` it was found, and ``what`` it did if that says all."""
     failures = [r for r in failures if r.message.startswith(_EXPLAINS_THE_REST)] or failures
     first = next((r for r in failures if r.message.startswith(_RAISED)), failures[0])
     if first.message.startswith(_RAISED):

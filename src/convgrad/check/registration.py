@@ -68,9 +68,8 @@ def register(
 
     Args:
         name: the backend's name in `use_backend`, `explain` and tables.
-        forward: computes the output, from (input, weight, problem) unless ``args`` says otherwise.
-        grad_input: computes the input's gradient, from (grad_output, weight, problem).
-        grad_weight: computes the weight's gradient, from (grad_output, input, problem).
+        forward, grad_input, grad_weight: compute a pass, from its two operands and the problem unless ``args`` says
+            otherwise: (input, weight, problem), (grad_output, weight, problem) or (grad_output, input, problem).
         backward: computes several gradients at once, from (grad_output, input, weight, problem, output_mask), and
             returns (grad_input, grad_weight), or these and grad_bias; what the mask does not select may be None. It
             runs where both gradients are needed, and for one of them if no function for that one is given; then the
@@ -93,14 +92,12 @@ def register(
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
             "low-precision accumulation" (in the dtype of the operands; not of float32 operands in bfloat16).
         prefer: use them wherever they are accepted; False: only where requested, as by ``backend="mine"``;
-            ``"measured"``: also for problems on which they were measured to be faster than what would run without them,
-            on this machine, by ``convgrad tune`` or with `convgrad.measure` on.
+            ``"measured"``: also where they were measured to be faster on this machine than what runs without them.
         verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
-        seconds: how long the check may take, without loading and compiling at the first call and the search for
-            problems; until 30 problems of each output have passed, three times that. With fewer the kernel is
-            registered as not verified.
-        problems: one or several problems to check first, as `ConvProblem` or as text; others are made of them. Name
-            some where the kernel accepts few: the check draws problems at random.
+        seconds: how long the check may take, without loading, compiling and the search for problems; three times that
+            until 30 problems of each output have passed. With fewer the kernel is registered as not verified.
+        problems: one or several to check first, as `ConvProblem` or as text; others are made of them. Name some where
+            the kernel accepts few: the check draws problems at random.
 
     Returns:
         The backend; as a decorator, the decorated object, unchanged.
@@ -193,24 +190,18 @@ class Registration:
             raise ValueError(f"seconds is a positive number, got {self.seconds!r}")
 
     def install(self, what: Any) -> CustomBackend:
-        """Make a backend, check it, and let the engine choose it.
-
-        Raises:
-            CheckError: a result is wrong.
-        """
+        """Make a backend, check it, and let the engine choose it."""
         self.check(backend := self.backend(what))
         with _lock:
             _check_name(self.name)
-            registry.register(backend)
+            source = loaded.source if (loaded := loading.get()) else None
+            preferred, candidate = self.prefer is True, self.prefer == "measured"
+            registry.register(backend, preferred=preferred, candidate=candidate, source=source)
             _mark_graphs()
         return backend
 
     def backend(self, what: Any) -> CustomBackend:
-        """Return the backend of functions by their names, of one function, of a class, or of a `Backend`.
-
-        Raises:
-            TypeError, ValueError: ``what`` has no kernel, or one whose arguments are not those of ``args``.
-        """
+        """Return the backend of functions by their names, of one function, of a class, or of a `Backend`."""
         options = {o: getattr(self, o) for o in ("layouts", "dtypes", "deterministic", "capture_safe", "arithmetic")}
         if isinstance(what, Backend) or (isinstance(what, type) and issubclass(what, Backend)):
             usual = inspect.signature(register).parameters
@@ -229,14 +220,14 @@ class Registration:
         return CustomBackend(self.name, own, self.devices, self.prefer, self.problems)
 
     def check(self, backend: CustomBackend) -> None:
-        """Run the conformance suite on a backend and time it; it then says what was found.
-
-        Raises:
-            CheckError: a result is wrong.
-        """
-        _check_named(backend)
+        """Run the conformance suite on a backend and time it; it then says what was found."""
+        places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
+        for problem in backend.named:
+            against = [backend.against(problem, outputs, place) for outputs in calls_of(backend) for place in places]
+            if problem.empty or all(against):
+                why = "; ".join(dict.fromkeys(chain(*against)) or ["it is empty"])
+                raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {why}")
         source = loading.get()
-        backend.source = None if source is None else source.source
         known = digest(backend.parts)
         backend.version = (known or uuid.uuid4().hex)[:16]
         if not self.verify or (source is not None and not source.verify):
@@ -247,7 +238,7 @@ class Registration:
             if any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available())):
                 backend.timings = speed.measure(backend, self.seconds)
             if not backend.verified:  # an unverified one may still be refused
-                used = " runs wherever it is usable, and" * backend.preferred
+                used = " runs wherever it is usable, and" * (self.prefer is True)
                 warn_user(f"{backend.name!r}{used} is {backend.note}")
         backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))
 
@@ -257,12 +248,9 @@ def _mine() -> dict[str, CustomBackend]:
 
 
 def _mark_graphs() -> None:
-    """Let PyTorch reuse a compiled graph from its cache only where the same kernels are registered.
-
-    A graph holds the choice that was made when it was traced. A tag of the user's own stays.
-    """
-    kernels = " ".join(f"{b.name}={b.version}" for b in _mine().values() if b.preferred or b.candidate)
-    rest = _MARK.sub("", config.cache_key_tag)
+    """Let PyTorch reuse a compiled graph, which holds a choice, only where the same kernels are registered."""
+    kernels = " ".join(f"{b.name}={b.version}" for b in _mine().values() if b.prefer)
+    rest = _MARK.sub("", config.cache_key_tag)  # a tag of the user's own
     config.cache_key_tag = f"{rest}[convgrad {kernels}]" if kernels else rest
 
 
@@ -287,18 +275,8 @@ def _each(option: str, given: Any) -> list[Any]:
     return [*given.values()]
 
 
-def _check_named(backend: CustomBackend) -> None:
-    """Refuse a named problem that nothing of the backend accepts."""
-    places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
-    for problem in backend.named:
-        against = [backend.against(problem, outputs, place) for outputs in calls_of(backend) for place in places]
-        if problem.empty or all(against):
-            reasons = dict.fromkeys(chain(*against)) or ["it is empty"]
-            raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")
-
-
 def _instance(own: Backend | type[Backend]) -> Backend:
-    """Return the backend itself, or one of this class; refuse it if it computes nothing, or an unknown output."""
+    """Return a backend or one of this class; refuse one that computes nothing, or an unknown output."""
     if not isinstance(own, Backend):
         if inspect.isabstract(own):
             missing = " and no ".join(sorted(own.__abstractmethods__))

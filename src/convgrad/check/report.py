@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..backends import COPY
-from ..engine import backends
+from ..engine import registered
 from ..problem import ConvProblem, Output
 from .kernels import without_values
 
@@ -49,7 +49,7 @@ class CheckResult:
     @property
     def command(self) -> str:
         """The command that repeats it, or the call if no command knows the backend."""
-        known = backends().get(self.backend.removesuffix(COPY))
+        known = registered().get(self.backend.removesuffix(COPY))
         return self.repeat(None if known is None else known.source)
 
     def repeat(self, source: str | None) -> str:
@@ -88,11 +88,11 @@ class CheckReport:
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
-        return self._of("failed")
+        return tuple(r for r in self.results if r.status == "failed")
 
     @property
     def differences(self) -> tuple[CheckResult, ...]:
-        return self._of("differs")
+        return tuple(r for r in self.results if r.status == "differs")
 
     @property
     def first_failure(self) -> CheckResult | None:
@@ -100,10 +100,7 @@ class CheckReport:
 
     @property
     def passed(self) -> int:
-        return len(self._of("passed"))
-
-    def _of(self, status: Status) -> tuple[CheckResult, ...]:
-        return tuple(r for r in self.results if r.status == status)
+        return sum(r.status == "passed" for r in self.results)
 
     @property
     def ok(self) -> bool:

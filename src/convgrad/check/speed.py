@@ -13,7 +13,7 @@ import torch
 
 from .._compat import warn_user
 from ..engine import Step, choose, measurements, store, trials, without
-from ..engine.measure import Ratio, compare, second_call
+from ..engine.measure import compare, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
 from . import refusal
@@ -32,11 +32,7 @@ _SLOW: Final = 0.5
 def measure(backend: CustomBackend, seconds: float) -> tuple[Timing, ...]:
     """Time a backend on some of the problems that it accepts, or return what was stored; warn of a slow one.
 
-    Args:
-        seconds: how long the check of it may take; this takes a quarter of that at most, and less than a second.
-
-    Raises:
-        CheckError: it raised.
+    It takes a quarter of the ``seconds`` of the check at most, and less than a second. CheckError if the kernel raises.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":  # an interpreter's time says nothing of the kernel's
         return ()
@@ -49,7 +45,7 @@ def measure(backend: CustomBackend, seconds: float) -> tuple[Timing, ...]:
     timings = tuple(_timings(backend, device, time.perf_counter() + min(_SECONDS, seconds / 4)))
     store.write("speed", key, [list(t) for t in timings])
     slow = {t.outputs for t in timings} - {t.outputs for t in timings if t.speed >= _SLOW}
-    if backend.preferred and slow:
+    if backend.prefer is True and slow:
         worst = [t for t in timings if t.outputs in slow]
         warn_user(
             f"{backend.name!r} runs wherever it is usable, and is slower there: {in_words(worst)} ({worst[0]}); "
@@ -101,10 +97,7 @@ def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, devic
             again = replace(again, status="failed", message=f"it raised {type(error).__name__}: {error}")
         raise CheckError(refusal.wrong([again], [], "when it was timed")) from error
     once["theirs"] = second_call(calls["theirs"], device)
-    if max(once.values()) > _EACH / 4:
-        least = {who: min(once[who], second_call(call, device)) for who, call in calls.items()}
-        ratio = Ratio(*[least["theirs"] / least["mine"]] * 3)
-    else:
-        ratio = compare(calls, "theirs", seconds=_EACH, device=device).speedup("mine")
+    slow = {"known": once, "least_rounds": 2} if max(once.values()) > _EACH / 4 else {}
+    ratio = compare(calls, "theirs", seconds=_EACH, device=device, **slow).speedup("mine")
     name = " and ".join(dict.fromkeys(s.backend.name for s in others))
-    return Timing(str(problem), outputs, name, *ratio)
+    return Timing(str(problem), outputs, name, ratio.value, *(ratio[1:] if ratio.low > 0 else [ratio.value] * 2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from .kernels import CustomBackend
 from .loading import foreign_frames
 from .modules import ConvModule, backend_of
 from .problem_set import default_problems, drawn, parsed, shrunk
-from .properties import ALL_PROPERTIES, PROPERTIES, Failed, PropertyCheck, Skipped, calls_of, described
+from .properties import ALL_PROPERTIES, EACH_CALL, PROPERTIES, Outcome, PropertyCheck, calls_of, described
 from .report import CheckReport, CheckResult, Status
 
 
@@ -93,38 +92,35 @@ def check_problem(
             progress(name)
 
     check = PropertyCheck(backend, parsed(problem), output, torch.device(device), seed, repeats, threads, doing)
-    if reasons := check.reasons_against():
-        return [_result(check, "usable", "skipped", "; ".join(reasons))]
     results: list[CheckResult] = []
     failed: dict[str, str] = {}
+
+    def add(status: Status, message: str, worst: float = 0.0, bound: float = 0.0) -> None:
+        if status == "failed" and failed.setdefault(message, name) != name:
+            status, message, worst, bound = "skipped", f"it fails as {failed[message]} does", 0.0, 0.0
+        given = check.given if status == "failed" else ""
+        of = backend.name, check.problem, output, name
+        results.append(CheckResult(*of, status, message, worst, bound, seed, str(check.device), given))
+
+    if reasons := check.reasons_against():
+        name, names = "usable", []
+        add("skipped", "; ".join(reasons))
     for name in names:
         doing()
-        found = _check_property(check, name)
-        if found.status == "failed" and failed.setdefault(found.message, name) != name:
-            found = _result(check, name, "skipped", f"it fails as {failed[found.message]} does")
-        results.append(found)
+        check.worst = 0.0, 0.0
+        try:
+            for outputs in check.calls if name in EACH_CALL else check.calls[:1]:
+                check.outputs = outputs
+                ALL_PROPERTIES[name](check)
+        except Outcome as e:
+            swept = e.status != "skipped" and len(check.outputs) > 1
+            add(e.status, f"{e}, in the sweep {check.outputs}" if swept else str(e), e.worst, e.bound)
+        except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
+            where = "".join(f" ({f.filename}:{f.lineno})" for f in foreign_frames(e)[-1:])
+            add("failed", described(e) + where, float("inf"))
+        else:
+            add("passed", "", *check.worst)
     return results
-
-
-def _check_property(check: PropertyCheck, name: str) -> CheckResult:
-    check.outputs, check.worst = check.calls[0], (0.0, 0.0)
-    try:
-        ALL_PROPERTIES[name](check)
-    except Skipped as e:
-        return _result(check, name, "skipped", str(e))
-    except Failed as e:
-        sweep = f", in the sweep {check.outputs}" if len(check.outputs) > 1 else ""
-        return _result(check, name, e.status, str(e) + sweep, e.worst, e.bound)
-    except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
-        where = "".join(f" ({f.filename}:{f.lineno})" for f in foreign_frames(e)[-1:])
-        return _result(check, name, "failed", described(e) + where, float("inf"))
-    return _result(check, name, "passed", "", *check.worst)
-
-
-def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> CheckResult:
-    what = (check.backend.name, check.problem, check.output, name, status)
-    given = check.given if status == "failed" else ""
-    return CheckResult(*what, *found, seed=check.seed, device=str(check.device), operands=given)
 
 
 def check_backend(
@@ -149,10 +145,10 @@ def check_backend(
         problems: what to compute; by default `default_problems`, for a module inputs of several sizes, and for a
             function or a registered kernel problems drawn for it.
         args, accepts: for a function, as in `convgrad.register`.
-        device, seed, repeats, properties: as for `check_problem`.
         outputs: which of its outputs; all that it has if not given.
         seconds: stop when this much time has passed; the report says so.
         progress: called with (problems done, problems in all, the next problem).
+        device, seed, repeats, properties: as for `check_problem`.
 
     Raises:
         TypeError: ``what`` is none of these.
@@ -189,10 +185,7 @@ def check_backend(
 
 
 def problems_for(backend: Backend) -> list[ConvProblem]:
-    """Return the problems on which a backend is checked where none are named.
-
-    They are `default_problems`; for a module its own, and for a user's kernel those drawn for it.
-    """
+    """Return the problems of a check that names none: those of the list, of a module, or drawn for a user's kernel."""
     if not isinstance(backend, CustomBackend):
         return list(default_problems())
     if isinstance(backend.own, ConvModule):
@@ -210,15 +203,7 @@ _MOST_FLOPS = 100_000_000
 def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
     """Return what is wrong with these outputs, computed in one call; empty if nothing is.
 
-    Integers must be exact, real numbers within the bound; the other properties are the conformance suite's.
-
-    Raises:
-        RuntimeError, MemoryError: there is no memory.
-
-    Equivalent to:
-        >>> from convgrad.backends.reference import ReferenceBackend
-        >>> first_look(ReferenceBackend(), ConvProblem.parse("ic3ih8oc4kh3"), ("forward",), torch.device("cpu"))
-        ''
+    Integers must be exact, real numbers within the bound; that there is no memory is raised.
     """
 
     def usable(p: ConvProblem) -> bool:
@@ -230,10 +215,10 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device:
         check.outputs = outputs
         for make in (check.integers, *[check.reals] * small.dtype.is_floating_point):
             try:
-                with suppress(Skipped):  # mostly zeros
-                    check.compare(check.run(make()), make(), integers=make == check.integers)
+                check.compare(check.run(make()), make(), integers=make == check.integers)
             except Exception as error:  # a user's function may raise anything
                 if out_of_memory(error):
                     raise
-                return f"{output} of {small}: {error if isinstance(error, Failed) else described(error)}"
+                if not (isinstance(error, Outcome) and error.status == "skipped"):  # mostly zeros
+                    return f"{output} of {small}: {described(error)}"
     return ""

@@ -49,23 +49,17 @@ _UNFIT = "fork-based multiprocessing"
 
 
 class _Result(NamedTuple):
-    """Why the kernel is refused (empty: it is not), how many problems of each output passed, and how many were left."""
+    """How many problems of each output passed, and how many were left."""
 
-    refusal: str
     passed: Counter[Output]
     left: int = 0
 
 
 def verify(backend: CustomBackend, digest: str, seconds: float) -> list[str]:
-    """Check every output on problems that the backend accepts, those that the user names first.
+    """Check every output on each type of device; return sentences that begin with "verified" or "not verified".
 
-    Args:
-        digest: of the kernel; empty if it has none, and nothing is stored.
-        seconds: the time for each type of device, without the first problem of an output, which waits for what is
-            loaded and compiled at the first call, and without the search for problems.
-
-    Returns:
-        What was checked on each type of device, as sentences that begin with "verified" or "not verified".
+    Without a ``digest`` nothing is stored. The ``seconds`` are those of a type of device, without the first problem of
+    an output, which waits for what is loaded and compiled, and without the search for problems.
 
     Raises:
         CheckError: a problem failed, crashed or hung, or an output accepts none.
@@ -85,8 +79,6 @@ def _on_device(backend: CustomBackend, device: str, digest: str, seconds: float)
         return stored["sentence"]
     check = _Check(backend, device, seconds)
     result = check.run()
-    if result.refusal:
-        raise CheckError(result.refusal)
     sentence = check.sentence(result)
     if digest and sentence.startswith("verified"):
         store.write("verified", key, {"sentence": sentence, "left": result.left, "seconds": seconds})
@@ -105,25 +97,34 @@ class _Check:
     def run(self) -> _Result:
         """Examine the backend, in a child if there can be one."""
         doing: Any = (self.outputs[0], None, 0, "")  # what `_examine` sent last
-        result = None
 
         def patience() -> float:
             return _PATIENCE if doing[1] and doing[2] else _FIRST_PATIENCE
 
+        def work(send: Callable[[Any], None]) -> None:
+            try:
+                send(self._examine(lambda *what: send(what)))
+            except CheckError as refused:
+                send(refused)
+
         try:
-            for message in (
-                () if self.alone else in_child(lambda send: send(self._examine(lambda *what: send(what))), patience)
-            ):
-                doing, result = (doing, message) if isinstance(message, _Result) else (message, None)
+            for message in () if self.alone else in_child(work, patience):
+                if isinstance(message, _Result):
+                    return message
+                if isinstance(message, CheckError):
+                    raise message
+                doing = message
         except NoChild as no:
             self.alone = str(no)
         except Lost as lost:
-            return _Result(refusal.lost(self.backend.name, *doing, how=str(lost)), Counter())
-        if result and _UNFIT in result.refusal:
-            self.alone, result = "PyTorch cannot differentiate in a fork of this process", None
+            raise CheckError(refusal.lost(self.backend.name, *doing, how=str(lost))) from None
+        except CheckError as refused:
+            if _UNFIT not in str(refused):
+                raise
+            self.alone = "PyTorch cannot differentiate in a fork of this process"
         threads = torch.get_num_threads()
         try:
-            return result or self._examine(lambda *what: None)
+            return self._examine(lambda *what: None)
         finally:
             torch.set_num_threads(threads)
 
@@ -142,16 +143,15 @@ class _Check:
     def _examine(self, send: Callable[..., None]) -> _Result:
         """Check the outputs in turn, problem by problem, until one fails or the time is over.
 
-        Args:
-            send: called with the output and the problem that are next (no problem while problems are searched for), the
-                number of problems that passed, and the property.
+        ``send`` is called with the output and the problem that are next (None while problems are searched for), the
+        number of problems that passed, and the property.
         """
         passed, queues = Counter[Output](), list[list[ConvProblem]]()
         for output in self.outputs:
             send(output, None, 0, "")
             queue, reasons = self._problems(output)
             if not (queue or output == "grad_bias"):  # few problems have a bias
-                return _Result(refusal.nothing_accepted(self.backend, output, reasons, self.device), passed)
+                raise CheckError(refusal.nothing_accepted(self.backend, output, reasons, self.device))
             queues.append(queue)
         left, several = sum(map(len, queues)), max(2, torch.get_num_threads())
         took = took_cost = 0.0  # of all but the first of each output
@@ -167,26 +167,23 @@ class _Check:
                 all_of_it = number < _FIRST or number % _TURNS == 0
                 names = _OF_LARGE if large else (*_ALWAYS, *_IN_TURN * all_of_it)
                 begin = time.monotonic()
-                results = check_problem(
-                    self.backend,
-                    problem,
-                    output,
-                    device=self.device,
-                    repeats=_REPEATS,
-                    threads=several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1,
+                options: dict[str, Any] = {
+                    "threads": several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1,
                     # Closed pages would end a process that is not a child.
-                    properties=[name for name in names if not (self.alone and name == "pages")],
-                    progress=partial(send, output, problem, passed.total()),
-                )
+                    "properties": [name for name in names if not (self.alone and name == "pages")],
+                    "progress": partial(send, output, problem, passed.total()),
+                }
+                of = self.backend, problem, output
+                results = check_problem(*of, device=self.device, repeats=_REPEATS, **options)
                 left -= 1
                 torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
                 if failures := [r for r in results if r.status == "failed"]:
                     hints = refusal.advice(self.backend, failures, _REPEATS)
-                    return _Result(refusal.wrong(failures, hints, f"{counted(passed.total())} passed"), passed)
+                    raise CheckError(refusal.wrong(failures, hints, f"{counted(passed.total())} passed"))
                 if number:
                     took, took_cost = took + time.monotonic() - begin, took_cost + cost(problem)
                 passed[output] += any(r.status == "passed" for r in results)
-        return _Result("", passed, left)
+        return _Result(passed, left)
 
     def _problems(self, output: Output) -> tuple[list[ConvProblem], list[tuple[str, int]]]:
         """Return the problems of an output, those named first, and reasons against others."""

@@ -49,6 +49,10 @@ def read_problems(
                 layers = explained(what, Machine.here(place), of)
                 problems += [layer.problem for layer in layers if linear or layer.kind != "Linear"]
                 continue
+        if is_file and what.endswith(".py"):
+            raise fail(
+                f"{what!r} is a script, not a file of problems", f"--kernels {what} before the command loads kernels"
+            )
         if is_file:
             options.clear()
             for _, result in read_problem_file(what, read, options):

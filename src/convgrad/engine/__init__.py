@@ -29,7 +29,7 @@ from .measure import measurements, store
 from .measure.measurer import check_with, fusion_gains, measure_now, steps_of
 from .measure.trials import trials
 from .plan import SLOTS, Plan, Step, prepare
-from .registry import Found, backends, get_backend, reasons_against, record, recorded, register, without
+from .registry import Found, backends, get_backend, reasons_against, record, recorded, register, registered, without
 from .request import (
     Request,
     active,
@@ -43,6 +43,8 @@ from .request import (
 )
 from .rules import linear_gains
 
+#: What is not worth measuring: the definition, and libraries that ATen itself calls where they are fast.
+_NO_CANDIDATES = ("reference", "aten:cudnn", "aten:miopen", "aten:native")
+
 for _backend in built_in():
-    _backend.source = ""
-    register(_backend)
+    register(_backend, candidate=_backend.name not in _NO_CANDIDATES, source="")

@@ -38,7 +38,7 @@ from ..problem import (
 )
 from ..settings import flags
 from .cache import generation, plans, remember
-from .choice import choose
+from .choice import BY_USER, choose
 from .measure.measurer import watched
 from .plan import Plan
 from .request import active, requested, resume
@@ -80,13 +80,9 @@ def find(
 ) -> Any:
     """Look a call up: its `Plan` if it was seen before, else the key (a tuple) under which to keep one.
 
-    None if it has no key or must go through the dispatcher. The key holds everything that validation and choice depend
-    on. Arguments are in it as the bytes that `marshal` makes of them, because 1, 1.0 and True are equal as keys of a
-    dictionary, but PyTorch does not accept one for another.
-
-    Args:
-        op: what is called; it says how ``raw``, the arguments as the caller wrote them, is read.
-        below: the call has been through the dispatcher. Otherwise it must be a plain one (`is_plain`).
+    None if it has no key or must go through the dispatcher: ``below`` it, any call has been there. The key holds all
+    that validation and choice depend on: ``raw``, the arguments as the caller wrote them, as the bytes that `marshal`
+    makes of them, for 1, 1.0 and True are equal as keys, but PyTorch does not accept one for another.
     """
     if not below and not is_plain(a, b, c):
         return None
@@ -210,12 +206,12 @@ def as_pointwise(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def beats_matmul(plan: Plan) -> bool:
     """Whether a linear layer's plan leaves any part to a faster backend than torch's matrix product, or is unsettled.
 
-    What it leaves to PyTorch must be that product: not a convolution, nor what replaces a wrong one.
+    What it leaves to PyTorch must be that product.
     """
     steps = (*plan.steps, *backward_of(plan, (True, True, plan.problem.has_bias)).steps)
     others = [step for step in steps if step.backend.name != "aten:matmul"]
     for step in others:
-        known = plan.request is not None or step.backend.preferred or step.reason.startswith("measured")
+        known = plan.request is not None or step.reason.startswith((BY_USER, "measured"))
         if step.backend.from_pytorch or not (known or step.backend.name.startswith("native")):
             return False
     return bool(others) or any(step.unsettled for step in steps)

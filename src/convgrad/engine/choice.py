@@ -20,12 +20,12 @@ from ..settings import determinism_demanded
 from .measure.measurements import SETTLED, find
 from .measure.measurer import measure_now, not_timed, steps_of, worth_measuring
 from .plan import Step
-from .registry import backends, computed_at_once, get_backend, reasons_against
+from .registry import backends, computed_at_once, get_backend, reasons_against, registered
 from .request import Request
 from .rules import by_rule, proposals
 
-#: How the reason of such a choice begins.
-BY_RULE = "by rule: "
+#: How the reasons of such choices begin.
+BY_RULE, BY_USER = "by rule: ", "registered by the user"
 _PROPOSED = "proposed by rule, and timed against PyTorch's own at its first call: "
 
 Steps = tuple[Step, ...]
@@ -42,9 +42,7 @@ def choose(
 ) -> Steps:
     """Return the steps that compute ``outputs``; the engine computes a ``grad_bias`` that no step yields, a sum.
 
-    Args:
-        now: they are about to run, so they may be measured where measuring is on.
-        stored: use what was measured on this machine; False for a choice that is to be explained for another one.
+    ``now``: they are about to run, so they may be measured. ``stored``: use what was measured on this machine.
 
     Raises:
         BackendError: a requested backend cannot, or none can; the message holds the reasons.
@@ -95,8 +93,8 @@ class _Choice:
         return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
 
     def _sources(self, outputs: Outputs) -> Iterator[Steps | None]:
-        mine = (b.name for b in reversed(backends().values()) if b.preferred)
-        yield self._first(((name, "registered by the user") for name in mine), outputs)
+        mine = (name for name, entry in reversed(registered().items()) if entry.preferred)
+        yield self._first(((name, BY_USER) for name in mine), outputs)
         yield self._measured(outputs) if self.stored else None
         ruled = by_rule(self.problem, passes_of(outputs), self.device)
         yield self._first(((way, BY_RULE + why) for way, why in ruled), outputs)

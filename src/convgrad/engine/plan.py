@@ -1,7 +1,4 @@
-"""A plan: the kernels that compute the outputs asked for, bound to their problem and ready to be called.
-
-Everything that can be decided once a problem is decided here; a call runs the bound kernels and nothing else.
-"""
+"""A plan: the kernels that compute the outputs asked for, bound to their problem; a call runs them and nothing else."""
 
 from __future__ import annotations
 
@@ -94,12 +91,9 @@ class Plan:
     def bind(self, like: tuple[Tensor | None, ...] = ()) -> list[Callable[..., Any]]:
         """Return the kernel of each step, bound when first needed: many plans are explained and never run."""
         if self._kernels is None:
-            kernels = [bind_step(self.problem, step, like) for step in self.steps]
-            if self._wrap is not None and self.unsettled:
-                kernels = [
-                    self._wrap(k, self.problem, s, self.device) for k, s in zip(kernels, self.steps, strict=True)
-                ]
-            self._kernels = kernels
+            wrap = self._wrap if self.unsettled else None
+            bound = [(bind_step(self.problem, step, like), step) for step in self.steps]
+            self._kernels = [wrap(k, self.problem, step, self.device) if wrap else k for k, step in bound]
         return self._kernels
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -115,8 +109,7 @@ class Plan:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Run a plan of gradients: (grad_input, grad_weight, grad_bias) as the user knows them, None for the others.
 
-        The operands are the user's; one that no step reads may be None. In a transposed problem, grad_output fills the
-        slot input, and input the slot grad_output.
+        The operands are the user's: of a transposed problem grad_output is the input. None for one that no step reads.
         """
         slots: Any = (input, grad_output, weight) if self.problem.transposed else (grad_output, input, weight)
         kernels = self._kernels or self.bind()
@@ -147,11 +140,8 @@ class Plan:
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]
-        copies = tuple(
-            f"operand {tuple(t.shape)} of strides {t.stride()}"
-            for t in operands
-            if not is_prepared(step.backend, self.problem, t)
-        )
+        copied = (t for t in operands if not is_prepared(step.backend, self.problem, t))
+        copies = tuple(f"operand {tuple(t.shape)} of strides {t.stride()}" for t in copied)
         event = self.event(step.backend.name, step.reason)._replace(outputs=step.outputs, copies=copies)
         return observed(event, partial(self.bind()[i], *args))
 
@@ -166,9 +156,8 @@ class Plan:
 def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] = ()) -> Callable[..., Any]:
     """Return a function that copies operands into a layout of the backend, allocates a workspace, and adds a bias.
 
-    Args:
-        like: operands and bias of a pass, if all later ones have the same strides and none is lazily negated: where the
-            backend takes these as they are, its own function is returned.
+    Later operands have the strides of those ``like`` which it is called, and none is lazily negated: where the backend
+    takes these as they are, its own function is returned.
     """
     backend = step.backend
     kernel = backend.bind(problem, step.outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from typing import NamedTuple
@@ -19,30 +19,48 @@ from ..settings import capturing, determinism_demanded
 from .cache import invalidate
 from .measure import store
 
-_backends: dict[str, Backend] = {}
+
+class Registered(NamedTuple):
+    """A backend, and what was said of it when it was registered."""
+
+    backend: Backend
+    #: It is chosen wherever it is usable, before any rule: a user registered it so.
+    preferred: bool = False
+    #: It is measured against the others, where measuring is on and no backend is requested, unless it `repeats_aten`.
+    candidate: bool = True
+    #: What ``--kernels`` loads it from: empty if it comes with the library, None if no command can load it.
+    source: str | None = None
+
+
+_registered: dict[str, Registered] = {}
 #: A name that is passed over in this thread or task.
 _hidden: ContextVar[str | None] = ContextVar("convgrad_hidden", default=None)
 
 
-def register(backend: Backend) -> None:
-    """Add a backend, or replace the one of the same name."""
-    _backends[backend.name] = backend
+def register(backend: Backend, *, preferred: bool = False, candidate: bool = True, source: str | None = None) -> None:
+    """Add a backend, or replace the one of the same name; for the options see `Registered`."""
+    _registered[backend.name] = Registered(backend, preferred, candidate, source)
     backend.changed = invalidate
     invalidate()
 
 
 def unregister(name: str) -> None:
     """Remove a backend; KeyError if none has this name."""
-    if _backends.pop(name, None) is None:
+    if _registered.pop(name, None) is None:
         raise _unknown(name)
     invalidate()
 
 
-def backends() -> dict[str, Backend]:
-    """Return all registered backends by name, in the order of their registration."""
-    found = _backends.copy()  # at once: another thread may register one
+def registered() -> dict[str, Registered]:
+    """Return what is registered by name, in the order of registration."""
+    found = _registered.copy()  # at once: another thread may register one
     found.pop(_hidden.get() or "", None)
     return found
+
+
+def backends() -> dict[str, Backend]:
+    """Return all registered backends by name, in the order of their registration."""
+    return {name: entry.backend for name, entry in registered().items()}
 
 
 @contextmanager
@@ -59,13 +77,14 @@ def get_backend(name: str) -> Backend:
     """Return the backend of this name, which may say that it computes over a padded copy; KeyError lists the names."""
     try:
         base = name.removesuffix(COPY)
-        return _backends[base] if base == name else PaddedCopy(_backends[base])
+        backend = _registered[base].backend
+        return backend if base == name else PaddedCopy(backend)
     except (KeyError, TypeError, AttributeError):
         raise _unknown(name) from None
 
 
 def _unknown(name: object) -> UnknownNameError:
-    return UnknownNameError.of("no backend is called", name, _backends)
+    return UnknownNameError.of("no backend is called", name, _registered)
 
 
 def reasons_against(
@@ -129,12 +148,10 @@ def recorded() -> list[Found]:
     """Everything that was found on this machine with this PyTorch."""
     findings = []
     for key, value in store.items(_KIND).items():
-        try:
+        with suppress(ValueError, KeyError, TypeError):  # of another version of this library
             machine, output, text = key.split("; ", 2)
             if machine == _machine() and output in OUTPUTS:
                 findings.append(Found(ConvProblem.parse(text), output, value["what"], value["repeat"]))
-        except (ValueError, KeyError, TypeError):  # of another version of this library
-            continue
     return findings
 
 

@@ -12,12 +12,12 @@ from ._arguments import Padding as Padding
 from ._arguments import sides_of as sides_of
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import *
+from ._convolution import Layout as Layout
 from ._convolution import convolution_with_backend as convolution_with_backend
+from ._convolution import require_layout as require_layout
 from ._feedback import feedback_convolution
 from ._gradients import *
 from ._per_sample import per_sample_norms
-from ._rows import Layout as Layout
-from ._rows import require_layout as require_layout
 
 __all__ = ["causal_conv1d", "causal_conv1d_update", "feedback_convolution", "per_sample_norms"]
 __all__ += _convolution.__all__

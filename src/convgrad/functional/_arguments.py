@@ -24,10 +24,7 @@ R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
-    """Return one integer for each dimension, of any type that PyTorch accepts; in a tuple it refuses only a first bool.
-
-    The length of a list is validated later.
-    """
+    """Return an integer for each dimension, of any type that PyTorch accepts; of a tuple only the first is no bool."""
     if type(value) is int:
         return (value,) * d
     try:
@@ -113,9 +110,7 @@ def paddings(
         return _padding_integers(padding, d)
     if padding == "valid" or d < 1:  # no weight, which is refused when its shape is looked at
         return (0,) * d
-    kernel = weight_size[2:]
-    if kernel and type(kernel[0]) is Tensor:
-        kernel = _constants(kernel)
+    kernel = _constants(weight_size[2:])
     steps = dilation if len(dilation) == d else tuple(dilation) * d
     totals = [dil * (k - 1) for k, dil in zip(kernel, steps, strict=False)]
     if padding == "causal":
@@ -154,20 +149,19 @@ def _padding_integers(padding: Any, d: int) -> tuple[int, ...]:
     return pads
 
 
-def _constants(traced: Sequence[Any]) -> list[int]:
-    """Return sizes as integers in a jit trace, where they are tensors, without the warning."""
+def _constants(sizes: Sequence[Any]) -> Sequence[int]:
+    """Return sizes as integers, also in a jit trace, where they are tensors, without its warning."""
+    if not sizes or type(sizes[0]) is not Tensor:
+        return sizes
     with catch_warnings():
         simplefilter("ignore")
-        return [int(n) for n in traced]
+        return [int(n) for n in sizes]
 
 
 def gradient_arguments(
     form: tuple[Any, ...], input_size: Sequence[int], weight_size: Sequence[int], output_size: Sequence[int]
 ) -> tuple[Any, ...]:
-    """Return `all_arguments` of ``form``, with the output_padding, if none was stated, that gives a known output size.
-
-    A size that none gives is refused later.
-    """
+    """Return `all_arguments`, with the output_padding, if none was stated, that gives a known output size."""
     d = len(weight_size) - 2
     arguments = all_arguments(d, weight_size, *form)
     stride, padding, dilation, transposed, stated, groups = arguments
@@ -175,8 +169,7 @@ def gradient_arguments(
         return arguments
     if not len(stride) == len(dilation) == len(stated) == d:
         return arguments
-    sizes = (input_size[2:], output_size[2:], weight_size[2:])
-    inner, outer, kernel = (_constants(s) if s and type(s[0]) is Tensor else s for s in sizes)  # in a trace of jit
+    inner, outer, kernel = map(_constants, (input_size[2:], output_size[2:], weight_size[2:]))
     dims = zip(inner, outer, kernel, stride, padding_pairs(padding, d), dilation, strict=True)
     missing = [out - ((n - 1) * s - low - high + effective_kernel(k, dil)) for n, out, k, s, (low, high), dil in dims]
     if all(0 <= m < max(s, dil) for m, s, dil in zip(missing, stride, dilation, strict=True)):
@@ -188,10 +181,7 @@ def all_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Padding | str, dilation: Ints, transposed: bool,
     output_padding: Ints, groups: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the operator's arguments.
-
-    As in PyTorch, a plain convolution is computed without its output_padding, and its gradients are refused.
-    """
+    """Return the operator's arguments; a plain convolution ignores output_padding, and its gradients refuse it."""
     require_bool("transposed", transposed)
     s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
     extra = integers(output_padding, d, "output_padding")

@@ -2,7 +2,7 @@
 
 The functions of the package ``causal-conv1d`` (Dao-AILab), which Mamba's layers call, on any device and dtype and for
 any kernel width, differentiable in every tensor. What a sequence carries are its last ``K - 1`` inputs. Everything is
-computed as images of one row (see `_rows`), so that a sequence is read as it lies in memory.
+computed as images of one row (see `as_images`), so that a sequence is read as it lies in memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
 from ..ops import autocast_is_on
 from ._arguments import of_tensors, require_bool
-from ._convolution import conv2d
-from ._rows import Layout, require_layout
+from ._convolution import Layout, conv2d, require_layout
 from ._silu import silu_of_rows
 
 Activation = Literal["silu", "swish"] | None
@@ -189,11 +188,7 @@ def _inputs(sequence: Tensor, ids: Tensor, row: Tensor, at: Tensor, own: Tensor)
 
 
 def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
-    """Compute the windows that reach into another sequence again, without the inputs there: K - 1 of each sequence.
-
-    Args:
-        ids: the sequence of each input, and of the K - 1 inputs before them.
-    """
+    """Compute the windows that reach into another sequence again, without its inputs; ``ids`` begin K - 1 earlier."""
     width = weight.shape[1]
     seq_idx = ids[:, width - 1 :]
     own = (ids.unfold(1, width, 1) == seq_idx[..., None]) & (seq_idx >= 0)[..., None]  # [N, L, K]

@@ -10,7 +10,7 @@ from ..errors import ShapeError
 from ..ops import cast_operands, traced_request
 from ..problem import check_operands, check_rank
 from ._arguments import Ints, Padding, all_arguments, of_tensors
-from ._rows import Layout, as_images, in_one_row
+from ._convolution import Layout, as_images, in_one_row
 
 
 @of_tensors("input", "weight", "feedback_weight", "bias")

@@ -23,11 +23,8 @@ from ._gradients import convolution_backward
 def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int) -> Tensor | None:
     """Return SiLU of a depthwise convolution of images of one row in one kernel; None where that gains nothing.
 
-    Args:
-        before: zeros before each row.
-
     Shape:
-        - input: (N, D, 1, L), weight: (D, 1, 1, K), bias: (D,)
+        - input: (N, D, 1, L), weight: (D, 1, 1, K), bias: (D,), with so many zeros before each row
         - result: (N, D, 1, before + L - K + 1)
     """
     tensors = (input, weight) if bias is None else (input, weight, bias)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
+from operator import itemgetter
 from typing import NamedTuple
 
-from ..tables import html_table, text_table
+from ..tables import Table
 
 _NAMED = 3  # layers of a row; of more the first
 _KINDS = ("convolution", "normalization", "linear layer")
@@ -66,27 +67,25 @@ class Report:
         while self._undo:
             self._undo.pop()()
 
-    def _table(self) -> list[tuple[str, str, str]]:
-        """Return the rows; replaced layers of one class share one, and so do layers left for one reason."""
+    def _table(self) -> Table[tuple[str, str, str]]:
+        """Return a table in which replaced layers of one class share one, and so do layers left for one reason."""
         alike: dict[tuple[str, str], list[Decision]] = {}
         for d in sorted(self.decisions, key=lambda d: d.becomes is None):
             who, what = ("convgrad", re.sub(r"\(.*\)$", "", d.why)) if d.becomes else ("as it was", d.why)
             alike.setdefault((who, what), []).append(d)
-        table = [("layer", "computed by", "")]
+        lines: list[tuple[str, str, str]] = []
         for (who, what), rows in alike.items():
             names = [d.name or "(the model)" for d in rows]
             shown = ", ".join(names) if len(rows) <= _NAMED else f"{names[0]} and {len(rows) - 1} more"
-            table.append((shown, who, what if rows[1:] else rows[0].why))
-        return table
+            lines.append((shown, who, what if rows[1:] else rows[0].why))
+        return Table(lines, {title: (itemgetter(i), "") for i, title in enumerate(("layer", "computed by", ""))})
 
     def __str__(self) -> str:
         """Return the summary, and a row for each replaced class and for each reason against replacing."""
-        rows = self._table()
-        return f"{self.summary}\n{text_table(rows)}" if rows[1:] else self.summary
+        return f"{self.summary}\n{self._table().text()}" if self.decisions else self.summary
 
     def _repr_html_(self) -> str:
-        rows = self._table()
-        return f"<p>{escape(self.summary)}</p>{html_table(rows) if rows[1:] else ''}"
+        return f"<p>{escape(self.summary)}</p>{self._table().html() if self.decisions else ''}"
 
     @property
     def summary(self) -> str:

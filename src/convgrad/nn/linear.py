@@ -14,20 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._compat import (
-    cpu_lacks,
-    exact_matmul,
-    fx_tracing,
-    jit_tracing,
-    profiler_enabled,
-    profiler_range,
-    without_autocast,
-)
+from .. import _compat
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply_linear, autocast_is_on, cast_operands
 from ..settings import may_choose_again
-from .tracing import leaf_of_fx, refuse_scripting
+from .constructors import leaf_of_fx, refuse_scripting
 
 __all__ = ["Linear"]
 
@@ -52,7 +44,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Any) -> Any:
         """Apply the module."""
-        if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
+        if (input.__class__ is not Tensor or _compat.fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         return linear(input, self.weight, self.bias)
 
@@ -62,11 +54,11 @@ class Linear(torch.nn.Linear):
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """``torch.nn.functional.linear``, computed by convgrad where that is expected to be faster."""
     plain = input.__class__ is Tensor or input.__class__ is Parameter
-    if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
+    if _is_dynamo_compiling() or not plain or _compat.jit_tracing() is not None:  # sizes may be no numbers
         return torch.nn.functional.linear(input, weight, bias)
-    if input.is_cpu and autocast_is_on("cpu") and cpu_lacks(torch.get_autocast_dtype("cpu")):
+    if input.is_cpu and autocast_is_on("cpu") and _compat.cpu_lacks(torch.get_autocast_dtype("cpu")):
         operands: Any = cast_operands(input, weight, bias)
-        with without_autocast():
+        with _compat.without_autocast():
             return _linear(*operands)
     return _linear(input, weight, bias)
 
@@ -80,7 +72,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if plan is None:  # not torch's `forward`, which would compute a parametrized weight again
         return torch.nn.functional.linear(input, weight, bias)
     compute = apply_linear if _recording() else Plan.contract
-    with _profiled(input, weight, bias) if profiler_enabled() else nullcontext():
+    with _profiled(input, weight, bias) if _compat.profiler_enabled() else nullcontext():
         output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
     # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
     return _unsafe_view(output.permute(0, 2, 3, 1), (*input.shape[:-1], weight.shape[0]))
@@ -89,13 +81,14 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _profiled(input: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
     """Open the range that PyTorch's profiler shows for torch's own layer, which tells it the FLOPs."""
     factors = [input.view(-1, weight.shape[1]), weight.t()]
-    return profiler_range("aten::mm", factors) if bias is None else profiler_range("aten::addmm", [bias, *factors])
+    name, operands = ("aten::mm", factors) if bias is None else ("aten::addmm", [bias, *factors])
+    return _compat.profiler_range(name, operands)
 
 
 def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
     """The plan of a call, remembered under its key; None where it is torch's."""
     plan, since = None, generation[0]
-    if exact_matmul() and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
+    if _compat.exact_matmul() and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
         with suppress(ConvgradError):  # operands that do not belong together, or a requested backend that cannot
             made = make(None, "convolution", POINTWISE, *as_pointwise(input, weight), bias)
             plan = made if beats_matmul(made) else None

@@ -12,19 +12,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
 
-from .._compat import (
-    accumulate_dtype,
-    anything_compiled,
-    apply_of,
-    channels_last_of,
-    dispatch_modes,
-    forward_ad_active,
-    function_modes,
-    functorch_active,
-    has_storage,
-    jit_tracing,
-    saved_tensors_hooks,
-)
+from .. import _compat
 from ..backends import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .deferred import Deferred, describes, watching
 
@@ -34,26 +22,22 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 def _plain() -> bool:
     """Whether a call is a plain one: no transform, mode or trace sees it."""
-    seen = functorch_active() or dispatch_modes() or function_modes() > watching() or forward_ad_active()
-    return not seen and jit_tracing() is None
+    modes = _compat.dispatch_modes() or _compat.function_modes() > watching()
+    return not (modes or _compat.functorch_active() or _compat.forward_ad_active()) and _compat.jit_tracing() is None
 
 
 def _is_odd(t: Tensor) -> bool:
     """Whether a tensor's values differ from its memory, as of a lazy negation."""
-    return t.is_neg() or not (has_storage(t) and (t.data_ptr() or t.is_meta))
+    return t.is_neg() or not (_compat.has_storage(t) and (t.data_ptr() or t.is_meta))
 
 
 def _format(input: Tensor) -> torch.memory_format:
     """Return the layout of a dense input, or None if no kernel takes it."""
-    return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
+    return torch.contiguous_format if input.is_contiguous() else _compat.channels_last_of(input.dim() - 2)
 
 
 def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
-    """Whether the kernels compute an input with the statistics of the batch, or of each image.
-
-    Args:
-        parameters: weight, bias and running values, each of which may be missing.
-    """
+    """Whether the kernels compute an input with the statistics of the batch or of each image, and parameters."""
     if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
         return False  # a small input before all else, because its layer has the least time to lose
     plain = (input.is_cpu and _plain()) or describes(input) is not None
@@ -97,7 +81,7 @@ def expected_reader(module: Any) -> str | None:
     if has_hooks(module):
         return ""
     reader = _readers.get(module)
-    return None if reader == "" and saved_tensors_hooks() is not None else reader
+    return None if reader == "" and _compat.saved_tensors_hooks() is not None else reader
 
 
 def compute(
@@ -109,17 +93,13 @@ def compute(
     Without gradients the result is computed at once: the input may change before the activation reads the result, and
     the backward, which would refuse that, never runs. So it is where a compiled function may read it, which Dynamo
     could not trace.
-
-    Args:
-        reader: what `expected_reader` returned.
-        by_image: normalize each image by itself.
     """
-    tensors, options = (input, weight, bias), (running_mean, running_var, momentum, epsilon)
+    tensors, running = (input, weight, bias), (running_mean, running_var, momentum)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
-        return normalized(input, weight, bias, *options, "", by_image)[0]
-    if reader == "" or anything_compiled():
-        return _normalization(*tensors, *options, "", by_image, False)
-    value, deferred = _normalization(*tensors, *options, reader or "", by_image, True)
+        return normalized(*tensors, epsilon, by_image, "", running)[0]
+    if reader == "" or _compat.anything_compiled():
+        return _normalization(*tensors, epsilon, by_image, "", running, False)
+    value, deferred = _normalization(*tensors, epsilon, by_image, reader or "", running, True)
     deferred._convgrad_pending, deferred._convgrad_activation = value, reader or ""
     deferred._convgrad_module = ref(module)
     deferred._convgrad_call = *tensors, epsilon, by_image
@@ -150,7 +130,7 @@ class Normalized(Deferred):
 
     def activated(self, activation: str, in_place: bool) -> Tensor | None:
         """Return the result of an activation that is the first reader; None where another one was."""
-        if not torch.is_grad_enabled() or functorch_active():
+        if not torch.is_grad_enabled() or _compat.functorch_active():
             return None
         pending = vars(self).pop("_convgrad_pending", None)
         if pending is None:
@@ -185,14 +165,13 @@ class Normalized(Deferred):
         values = vars(self).get("_convgrad_values")
         if values is not None:
             return values
-        input, weight, bias, epsilon, by_image = self._convgrad_call
-        if [t._version for t in (input, weight, bias) if t is not None] != self._convgrad_versions:
+        if [t._version for t in self._convgrad_call[:3] if t is not None] != self._convgrad_versions:
             raise RuntimeError(
                 "the input, weight or bias of a normalization was changed in place before something other than its "
                 "activation read the result"
             )
         with torch.no_grad():
-            return normalized(input, weight, bias, None, None, 0.0, epsilon, "", by_image)[0]
+            return normalized(*self._convgrad_call)[0]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -217,16 +196,18 @@ _ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
 
 
 def normalized(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-    momentum: float, epsilon: float, activation: str = "", by_image: bool = False,
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, by_image: bool, activation: str = "",
+    running: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the normalized, activated values, the statistics, and the input as the kernels take it."""
-    options = running_mean, running_var, momentum, epsilon, activation
+    """Return the normalized, activated values, the statistics, and the input as the kernels take it.
+
+    The running mean and variance are updated with a momentum.
+    """
     if not by_image:
-        return *normalize(input, weight, bias, *options), input
+        return *normalize(input, weight, bias, *running, epsilon, activation), input
     shape, input = input.shape, input.contiguous()
     weight, bias = _repeated(input, weight, bias)
-    output, statistics = normalize(_folded(input), weight, bias, *options)
+    output, statistics = normalize(_folded(input), weight, bias, *running, epsilon, activation)
     return _aten._unsafe_view(output, shape), statistics, input  # a view would be copied by activations in place
 
 
@@ -234,7 +215,7 @@ def recomputed(node: Any) -> Tensor:
     """Return the first output of a node once more, without history; an error where its input changed."""
     input, weight, bias, _ = node.saved_tensors
     with torch.no_grad():
-        return normalized(input, weight, bias, None, None, 0.0, node.epsilon, node.activation, node.by_image)[0]
+        return normalized(input, weight, bias, node.epsilon, node.by_image, node.activation)[0]
 
 
 def activating_node(t: Tensor) -> Any:
@@ -251,7 +232,7 @@ def _folded(input: Tensor) -> Tensor:
 
 def _repeated(input: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
     """Return parameters [C] as [N * C], not in 16 bits, to which the gradients of all images would be rounded."""
-    return [None if p is None else p.to(accumulate_dtype(p.dtype)).repeat(len(input)) for p in parameters]
+    return [None if p is None else p.to(_compat.accumulate_dtype(p.dtype)).repeat(len(input)) for p in parameters]
 
 
 class _Normalization(torch.autograd.Function):
@@ -265,7 +246,7 @@ class _Normalization(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Any:
         *options, deferred = arguments
         output, statistics, input = normalized(input, weight, bias, *options)
-        ctx.epsilon, ctx.activation, ctx.by_image = options[-3:]
+        ctx.epsilon, ctx.by_image, ctx.activation, _ = options
         ctx.save_for_backward(input, weight, bias if deferred else None, statistics)
         if not deferred:
             return output
@@ -284,7 +265,7 @@ class _Normalization(torch.autograd.Function):
             gradients = [None if a is None or b is None else a + b for a, b in zip(gradients, each, strict=True)]
         if len(grad_outputs) > 1 and (deferred := ctx.deferred()) is not None:
             deferred.keep()
-        return (*gradients, *(None,) * 7)
+        return (*gradients, *(None,) * 5)
 
 
 def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tuple[Tensor | None, ...]:
@@ -317,5 +298,5 @@ def _gradients(ctx: Any, saved: Any, grad_output: Tensor, activation: str) -> tu
     return tuple(gradients)
 
 
-_normalization = apply_of(_Normalization)
+_normalization = _compat.apply_of(_Normalization)
 _aten: Any = torch.ops.aten

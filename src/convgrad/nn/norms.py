@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._compat import fx_tracing
+from .constructors import leaf_of_fx, refuse_scripting
 from .normalization import compute, expected_reader, kernels_take
-from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
@@ -25,11 +25,7 @@ def batch_norm(
     module: Any, input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """``torch.nn.functional.batch_norm``, by convgrad where that gains: in channels_last only by the activation.
-
-    Args:
-        module: the module whose forward calls it.
-    """
+    """Return ``torch.nn.functional.batch_norm`` of a module's call: by convgrad where that gains."""
     parameters = weight, bias, running_mean, running_var
     if training and eps > 0 and kernels_take(input, parameters):
         reader = expected_reader(module)
@@ -43,11 +39,7 @@ def instance_norm(
     weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """``torch.nn.functional.instance_norm``, by convgrad where that gains.
-
-    Args:
-        module: the module whose forward calls it.
-    """
+    """Return ``torch.nn.functional.instance_norm`` of a module's call: by convgrad where that gains."""
     parameters = weight, bias, running_mean, running_var
     by_images = use_input_stats and running_mean is None and running_var is None and eps > 0
     if by_images and kernels_take(input, parameters, by_image=True):

@@ -97,10 +97,7 @@ class Padded(Deferred):
         self, call: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None, stride: tuple[int, ...],
         sides: Sides, dilation: tuple[int, ...], groups: int, unpadded: Callable[..., Tensor | None] = convolve,
     ) -> Tensor:  # fmt: skip
-        """Return a convolution, with padding of its own, that reads the zeros; of the padded tensor where none can.
-
-        ``call`` computes it of an ordinary tensor, ``unpadded`` as `convolve` does.
-        """
+        """Return a convolution that reads the zeros, by ``unpadded``; else ``call`` of an ordinary tensor."""
         stop_watching()
         input, zeros = self._convgrad_input, self._convgrad_zeros
         if activating_node(input) is None:  # it has changed
@@ -155,11 +152,7 @@ _padded_for: WeakKeyDictionary[Any, bool | tuple[bool, Any]] = WeakKeyDictionary
 
 
 def pad(module: Any, input: Any, zeros: Any, mode: str = "constant", value: float | None = None) -> Tensor:
-    """``torch.nn.functional.pad``, not computed until it is read where a convolution may read the input instead.
-
-    Args:
-        module: the module whose forward calls it.
-    """
+    """Return ``torch.nn.functional.pad`` in a module's forward: deferred where a convolution may read its zeros."""
     if isinstance(input, Deferred):
         input = input.read()
     plain = mode == "constant" and not value and type(input) is Tensor and type(zeros) in (tuple, list)

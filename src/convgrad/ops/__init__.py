@@ -16,35 +16,21 @@ from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
 from .autograd import apply, apply_linear
 from .flops import profiled_call
 from .kernels import run as run_gradient
-from .lowering import (
-    Rule,
-    any_subclass,
-    loaders,
-    operator,
-    requesting,
-    rules_of,
-    traced_request,
-    with_rules,
-)
+from .lowering import Rule, any_subclass, loaders, operator, requesting, rules_of, traced_request, with_rules
 from .pytorch_operators import exchanged, opened
 
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
 )
+_LAYOUT = ", *, MemoryFormat? memory_format=None"
 SCHEMAS = {
     "convolution": f"(Tensor input, Tensor weight, Tensor? bias, {_ARGUMENTS}) -> Tensor",
     "convolution_backward": (
         f"(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, {_ARGUMENTS}, bool[3] output_mask)"
         " -> (Tensor, Tensor, Tensor)"
     ),
-    "grad_input": (
-        f"(Tensor grad_output, Tensor weight, SymInt[] input_size, {_ARGUMENTS}, *, MemoryFormat? memory_format=None)"
-        " -> Tensor"
-    ),
-    "grad_weight": (
-        f"(Tensor grad_output, Tensor input, SymInt[] weight_size, {_ARGUMENTS}, *, MemoryFormat? memory_format=None)"
-        " -> Tensor"
-    ),
+    "grad_input": f"(Tensor grad_output, Tensor weight, SymInt[] input_size, {_ARGUMENTS}{_LAYOUT}) -> Tensor",
+    "grad_weight": f"(Tensor grad_output, Tensor input, SymInt[] weight_size, {_ARGUMENTS}{_LAYOUT}) -> Tensor",
 }
 
 _library = torch.library.Library("convgrad", "DEF")

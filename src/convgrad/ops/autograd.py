@@ -16,40 +16,15 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from .._compat import (
-    any_autocast,
-    apply_of,
-    dispatch_modes,
-    forward_ad_active,
-    functorch_active,
-    has_storage,
-    is_traced,
-    single_level,
-    will_engine_execute,
-    without_autocast,
-)
+from .. import _compat, problem
 from ..engine import Plan, Request, active, backward_of, find, generation, layout_of, resume
-from ..problem import (
-    CONTRACTED,
-    Form,
-    Role,
-    add_bias,
-    check_backward,
-    contract,
-    conv_geometry,
-    derivative,
-    fold,
-    pad,
-    padding_pairs,
-    refuse_nested,
-    sum_of_bias,
-    tangent,
-)
+from ..problem import CONTRACTED, Form, Role
 from ..settings import flags
 from . import decompositions, flops, lowering
 
 _C: Any = torch._C
 _recording = torch.is_grad_enabled
+_VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 
 
 class Call(NamedTuple):
@@ -75,7 +50,10 @@ class Contraction(torch.autograd.Function):
         if not call.transformed:
             compute = call.contract if call.__class__ is Plan else call.below
             output = compute(first, second, bias)
-            return _no_view(output) if output._is_view() else output
+            if output._is_view():  # autograd refuses to change a returned view in place
+                with _C._ExcludeDispatchKeyGuard(_VIEWS):
+                    return torch.ops.aten.alias.default(output)
+            return output
         ctx.save_for_forward(first, second)
         ctx.set_materialize_grads(False)  # a zero in place of a tangent would be contracted like any other
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the functorch levels below this one
@@ -84,8 +62,8 @@ class Contraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One contraction for each gradient that the running backward pass needs."""
-        if any_autocast() and not is_dynamo_compiling():  # PyTorch's convolution casts nothing on its way back, either
-            with without_autocast():
+        if _compat.any_autocast() and not is_dynamo_compiling():
+            with _compat.without_autocast():  # PyTorch's convolution casts nothing on its way back, either
                 return Contraction.backward(ctx, cotangent)
         call = ctx.call
         first, second = ctx.saved_tensors
@@ -94,7 +72,8 @@ class Contraction(torch.autograd.Function):
             plan = call.backwards.get(needs) or backward_of(call, needs)
             grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
             return None, grad_first, grad_second, grad_bias
-        alone = torch.compiler.is_compiling() or functorch_active()  # no autograd engine runs that could be asked
+        # Under these no autograd engine runs that could be asked.
+        alone = torch.compiler.is_compiling() or _compat.functorch_active()
         needs = ctx.needs_input_grad[1:] if alone else _needed(ctx)
         if cotangent is None:
             return (None,) * 4
@@ -108,25 +87,16 @@ class Contraction(torch.autograd.Function):
         form, yields, tensors = ctx.call.form, ctx.call.yields, ctx.saved_tensors
         roles = CONTRACTED[yields]
         operands = dict(zip(roles, tensors, strict=True))
-        moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
-        return add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
-
-
-_VIEWS = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
-
-
-def _no_view(output: Tensor) -> Tensor:
-    """Return a view's memory as a tensor that is no view: autograd refuses to change a returned view in place."""
-    with _C._ExcludeDispatchKeyGuard(_VIEWS):
-        return torch.ops.aten.alias.default(output)
+        moved = problem.tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
+        return problem.add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
 
 
 class Linear(Contraction):
     """The contraction of a linear layer: a name of its own in what PyTorch's profiler shows."""
 
 
-apply, apply_linear = apply_of(Contraction), apply_of(Linear)
-_SingleLevel = single_level(Contraction)
+apply, apply_linear = _compat.apply_of(Contraction), _compat.apply_of(Linear)
+_SingleLevel = _compat.single_level(Contraction)
 
 
 def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
@@ -136,8 +106,8 @@ def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
         and cotangent.__class__ is Tensor
         and generation[0] == plan.generation
         and not _recording()
-        and not dispatch_modes()
-        and has_storage(cotangent)
+        and not _compat.dispatch_modes()
+        and _compat.has_storage(cotangent)
         and cotangent.data_ptr() != 0
         and flags(cotangent) == plan.flags
     )
@@ -151,7 +121,7 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
         for i in (0, 1, 2):
             if needs[i]:
                 try:  # noqa: SIM105 - a `with` costs more than the question
-                    needs[i] = will_engine_execute(nodes[i][0])
+                    needs[i] = _compat.will_engine_execute(nodes[i][0])
                 except RuntimeError:  # a leaf that was asked for
                     pass
     return tuple(needs)
@@ -159,7 +129,7 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
 
 def with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
     """Return a form whose gradients have the layout that PyTorch's would have for these operands."""
-    geometry = conv_geometry(weight.shape, *form.arguments)
+    geometry = problem.conv_geometry(weight.shape, *form.arguments)
     return form._replace(memory_format=layout_of(input, weight, geometry))
 
 
@@ -168,22 +138,18 @@ def _gradients_of_padded_copy(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients, differentiable themselves, of a convolution with a padding mode: those of the padded copy."""
     stride, padding, *rest = form.arguments
-    sides, mode = padding_pairs(padding, len(form.input_size) - 2), form.padding_mode
+    sides, mode = problem.padding_pairs(padding, len(form.input_size) - 2), form.padding_mode
     size = (*form.input_size[:2], *(n + sum(pair) for n, pair in zip(form.input_size[2:], sides, strict=True)))
     copied = Form(size, form.weight_size, (stride, (0,) * len(sides), *rest))
-    copy = None if input is None else pad(input, sides, mode)
+    copy = None if input is None else problem.pad(input, sides, mode)
     grad_input, grad_weight, grad_bias = _gradients(copied, "output", cotangent, copy, weight, needs)
-    return None if grad_input is None else fold(grad_input, sides, mode), grad_weight, grad_bias
+    return None if grad_input is None else problem.fold(grad_input, sides, mode), grad_weight, grad_bias
 
 
 def _gradients(
-    form: Form,
-    yields: Role,
-    cotangent: Tensor,
-    first: Tensor | None,
-    second: Tensor | None,
+    form: Form, yields: Role, cotangent: Tensor, first: Tensor | None, second: Tensor | None,
     needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     if form.padding_mode != "zeros":
         return _gradients_of_padded_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
@@ -195,10 +161,10 @@ def _gradients(
     roles = CONTRACTED[yields]
     operands = dict(zip(roles, (first, second), strict=True))
     one, two = (
-        derivative(form, yields, role, cotangent, operands) if need else None
+        problem.derivative(form, yields, role, cotangent, operands) if need else None
         for role, need in zip(roles, needs[:2], strict=True)
     )
-    return one, two, sum_of_bias(cotangent, form.bias_size) if needs[2] else None
+    return one, two, problem.sum_of_bias(cotangent, form.bias_size) if needs[2] else None
 
 
 # ---- kernels at the key --------------------------------------------------------------------------
@@ -206,9 +172,10 @@ def _gradients(
 
 def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) -> Callable[..., Any]:
     """Return the operator below autograd, or the one that a graph which is being traced gets instead."""
-    if dispatch_modes():
+    if _compat.dispatch_modes():
         flops.register()
-    call = lowering.traced_operator(op, operands, rest) if is_traced(operands[0]) else None
+    traced = type(operands[0]).__name__ == "FunctionalTensor"  # by AOTAutograd
+    call = lowering.traced_operator(op, operands, rest) if traced else None
     call = call or partial(op.redispatch, keyset & _C._after_autograd_keyset)
 
     def below(*args: Any, **options: Any) -> Any:
@@ -219,14 +186,9 @@ def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) 
 
 
 def _differentiable(
-    op: Any,
-    keyset: Any,
-    yields: Role,
-    form: Form,
-    operands: tuple[Tensor, Tensor, Tensor | None],
-    rest: Any,
+    op: Any, keyset: Any, yields: Role, form: Form, operands: tuple[Tensor, Tensor, Tensor | None], rest: Any,
     **options: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Call the operator below autograd, through `Contraction` where a derivative may be needed."""
     call_below = _below_autograd(op, keyset, operands, rest)
 
@@ -234,14 +196,14 @@ def _differentiable(
         args = (first, second, bias) if yields == "output" else (first, second)
         return call_below(*args, *rest, **options)
 
-    transformed = functorch_active() or forward_ad_active()
+    transformed = _compat.functorch_active() or _compat.forward_ad_active()
     if not transformed and not _recorded(*operands):
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
         form = with_layout(form, first, second)  # later one of the operands is missing
     call = Call(below, yields, form, active(), transformed)
-    if not functorch_active():
+    if not _compat.functorch_active():
         return apply(call, *operands)
     with enable_single_level_autograd_function():
         return _SingleLevel.apply(call, *operands)
@@ -261,7 +223,7 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     """``convgrad::convolution`` with derivatives."""
     if plan := _known("convgrad::convolution", arguments, input, weight, bias):
         return plan.contract(input, weight, bias)
-    refuse_nested(input, weight, bias)
+    problem.refuse_nested(input, weight, bias)
     if lowering.any_subclass(input, weight, bias):
         return decompositions.convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
@@ -272,7 +234,7 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
 def _gradient(yields: Role) -> Callable[..., Tensor]:
     def gradient(keyset: Any, grad_output: Tensor, other: Tensor, size: Any, *arguments: Any, **options: Any) -> Tensor:
         """``convgrad::grad_input`` or ``convgrad::grad_weight`` with derivatives."""
-        refuse_nested(grad_output, other)
+        problem.refuse_nested(grad_output, other)
         sizes = (size, other.shape) if yields == "input" else (other.shape, size)
         op, form = getattr(torch.ops.convgrad, f"grad_{yields}").default, Form(*sizes, arguments)
         return _differentiable(op, keyset, yields, form, (grad_output, other, None), (size, *arguments), **options)
@@ -289,17 +251,18 @@ def convolution_backward(
     """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
     if plan := _known("convgrad::convolution_backward", (bias_sizes, *arguments), grad_output, input, weight):
         return plan.gradients(grad_output, input, weight)
-    refuse_nested(grad_output, input, weight)
+    problem.refuse_nested(grad_output, input, weight)
     if lowering.any_subclass(grad_output, input, weight):
         return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     *rest, mask = arguments
     tensors = (grad_output, input, weight)
-    if not (functorch_active() or forward_ad_active() or _recorded(*tensors)):
+    if not (_compat.functorch_active() or _compat.forward_ad_active() or _recorded(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
         return _below_autograd(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
-    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, conv_geometry(weight.shape, *rest), mask)
+    geometry = problem.conv_geometry(weight.shape, *rest)
+    problem.check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
     form = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight)
     operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
-    grad_input = contract(form, "input", operands) if mask[0] else None
-    grad_weight = contract(form, "weight", operands) if mask[1] else None
-    return grad_input, grad_weight, sum_of_bias(grad_output, form.bias_size) if mask[2] else None
+    grad_input = problem.contract(form, "input", operands) if mask[0] else None
+    grad_weight = problem.contract(form, "weight", operands) if mask[1] else None
+    return grad_input, grad_weight, problem.sum_of_bias(grad_output, form.bias_size) if mask[2] else None

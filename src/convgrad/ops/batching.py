@@ -23,34 +23,26 @@ _SHARED: dict[frozenset[str], str] = {
 }
 
 
-def _position(role: Role, axis: str, transposed: bool) -> tuple[int, bool]:
-    """The dimension of an axis, and whether the groups come before it there."""
-    if axis == "N":
-        return 0, False
-    if axis == "g":
-        return int(role != "weight"), False
-    if role != "weight":
-        return 1, True
-    leading = "ci" if transposed else "co"  # of a weight [g * leading, the other, *k]
-    return (0, True) if axis == leading else (1, False)
+def _axes(role: Role, transposed: bool) -> tuple[str, ...]:
+    """Return the axes of an operand's first two dimensions; the groups and what follows them are one dimension."""
+    if role == "weight":
+        return ("g", "ci", "co") if transposed else ("g", "co", "ci")
+    return ("N", "g", "ci" if role == "input" else "co")
 
 
-def _fold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool) -> Tensor:
+def _fold(t: Tensor, axes: tuple[str, ...], axis: str, groups: int) -> Tensor:
     """[B, first, second, *k] -> B inside the dimension that holds ``axis``, right before that axis."""
-    dim, after_groups = _position(role, axis, transposed)
-    if after_groups:
-        t = t.unflatten(dim + 1, (groups, t.shape[dim + 1] // groups))  # [B, .., g, c, ..]
-        return t.movedim(0, dim + 1).flatten(dim, dim + 2)
-    return t.movedim(0, dim).flatten(dim, dim + 1)
+    g, at = axes.index("g"), axes.index(axis)
+    t = t.unflatten(g + 1, (groups, t.shape[g + 1] // groups))
+    return t.movedim(0, at).flatten(at, at + 1).flatten(g, g + 1)
 
 
-def _unfold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool, batch: int) -> Tensor:
+def _unfold(t: Tensor, axes: tuple[str, ...], axis: str, groups: int, batch: int) -> Tensor:
     """Return the inverse of `_fold`."""
-    dim, after_groups = _position(role, axis, transposed)
-    if after_groups:
-        t = t.unflatten(dim, (groups, batch, t.shape[dim] // (groups * batch)))
-        return t.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
-    return t.unflatten(dim, (batch, t.shape[dim] // batch)).movedim(dim, 0)
+    g, at = axes.index("g"), axes.index(axis)
+    groups *= batch if axis == "g" else 1
+    t = t.unflatten(g, (groups, t.shape[g] // groups))
+    return t.unflatten(at, (batch, t.shape[at] // batch)).movedim(at, 0).flatten(g + 1, g + 2)
 
 
 def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
@@ -62,18 +54,19 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
         same = contract(form, yields, dict(zip(roles, operands, strict=True)))
         return same.expand(batch, *same.shape)
     *arguments, groups = form.arguments
-    transposed = arguments[3]
-    moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, in_dims, strict=True)]
-    which: list[Role] = [r for r, d in zip(roles, in_dims, strict=True) if d is not None]
+    which = [r for r, d in zip(roles, in_dims, strict=True) if d is not None]
     axis = "g" if len(which) == 2 else _SHARED[frozenset((which[0], yields))]
     folded: dict[Role, Tensor] = {
-        r: _fold(t, r, axis, groups, transposed) if r in which else t for r, t in zip(roles, moved, strict=True)
+        r: t if d is None else _fold(t.movedim(d, 0), _axes(r, arguments[3]), axis, groups)
+        for r, t, d in zip(roles, operands, in_dims, strict=True)
     }
     sizes: dict[Role, list[int]] = {"input": [*form.input_size], "weight": [*form.weight_size]}
+    axes = _axes(yields, arguments[3])
     if yields in sizes:
-        sizes[yields][_position(yields, axis, transposed)[0]] *= batch
+        at = axes.index(axis)
+        sizes[yields][at - (at > axes.index("g"))] *= batch
     wide = Form(sizes["input"], sizes["weight"], (*arguments, groups * batch if axis == "g" else groups))
-    return _unfold(contract(wide, yields, folded), yields, axis, groups, transposed, batch)
+    return _unfold(contract(wide, yields, folded), axes, axis, groups, batch)
 
 
 def convolution(

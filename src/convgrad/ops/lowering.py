@@ -17,18 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .. import engine
 from .._compat import channels_last_of, hint_of, is_subclass, jit_tracing
-from ..engine import (
-    BY_RULE,
-    Request,
-    active,
-    checked_backward,
-    checked_convolution,
-    plan_for,
-    request_for,
-    resume,
-    traced,
-)
+from ..engine import BY_RULE, Request
 from ..problem import ConvProblem, Outputs, gradient_outputs, problem_of
 from . import decompositions
 
@@ -64,7 +55,7 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
     first, name = operands[0], op._schema.name.removeprefix("convgrad::")
     if torch.compiler.is_exporting():
         return getattr(decompositions, name)
-    forward, request = name == "convolution", active()
+    forward, request = name == "convolution", engine.active()
     # aten has no operator for one gradient alone, and cannot state padding whose sides differ
     stated = name.startswith("convolution") and len(rest[1 if forward else 2]) != 2 * (first.dim() - 2)
     if stated and _all_aten(forward, operands, rest):
@@ -76,7 +67,7 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
 
 def _all_aten(forward: bool, operands: tuple[Any, ...], rest: tuple[Any, ...]) -> bool:
     """Whether ATen would be chosen for a call; its symbolic sizes are those that they have in this trace."""
-    call = (checked_convolution if forward else checked_backward)(*operands, *rest)
+    call = (engine.checked_convolution if forward else engine.checked_backward)(*operands, *rest)
     sizes: Any = tree_map(hint_of, [[*call.input_size], [*call.weight_size], [*call.output_size], call.geometry])
     if None in tree_leaves(sizes):
         return True
@@ -87,13 +78,13 @@ def _all_aten(forward: bool, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
 
 def _is_atens(problem: ConvProblem, outputs: Outputs, device: torch.device) -> bool:
     """Whether ATen is chosen: nothing can be timed in a trace, and on a CPU Inductor gives it channels_last."""
-    plan = plan_for(problem, outputs, device)
+    plan = engine.plan_for(problem, outputs, device)
     if any(step.proposed for step in plan.steps):
         return True
     ruled = all(step.backend.name == "aten" or step.reason.startswith(BY_RULE) for step in plan.steps)
     if plan.aten or device.type != "cpu" or not ruled:
         return plan.aten
-    return plan_for(problem.replace(memory_format=channels_last_of(problem.ndim)), outputs, device).aten
+    return engine.plan_for(problem.replace(memory_format=channels_last_of(problem.ndim)), outputs, device).aten
 
 
 # ---- requests in graphs ------------------------------------------------------------------------------
@@ -110,7 +101,7 @@ def under_request(rule: Rule) -> Rule:
     """Return the rule of an operator as that of its overload."""
 
     def requested(*args: Any, backend: str, **options: Any) -> Any:
-        with resume(_decode(backend)):
+        with engine.resume(_decode(backend)):
             return rule(*args, **options)
 
     return requested
@@ -132,12 +123,12 @@ def operator(name: str) -> Callable[..., Any]:
 
 def traced_request() -> str:
     """The request of a `use_backend` block that is being compiled or exported, as a text that a graph can hold."""
-    return _encode(traced[-1]) if traced else ""
+    return _encode(engine.traced[-1]) if engine.traced else ""
 
 
 def requesting(request: str) -> AbstractContextManager[None]:
     """Request a backend in this block; an empty request changes nothing."""
-    return resume(_decode(request)) if request else nullcontext()
+    return engine.resume(_decode(request)) if request else nullcontext()
 
 
 def _encode(request: Request) -> str:
@@ -146,5 +137,5 @@ def _encode(request: Request) -> str:
 
 def _decode(text: str) -> Request:
     if ";" not in text:
-        return request_for(text)._replace(fixed=True)
+        return engine.request_for(text)._replace(fixed=True)
     return Request(*(name or None for name in text.split(";")), fixed=True)  # pyright: ignore[reportArgumentType]

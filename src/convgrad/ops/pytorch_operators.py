@@ -19,51 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import (
-    after_autograd_keys,
-    current_node,
-    functorch_active,
-    jit_tracing,
-    left_by_dynamo,
-    loading,
-    lock_over_forks,
-    profiler_enabled,
-    record,
-    without_autocast,
-)
-from ..engine import (
-    Plan,
-    Table,
-    active,
-    find,
-    generation,
-    make,
-    observed,
-    observers,
-    open_table,
-    pack,
-    remember,
-    requested,
-    resolve,
-    thread,
-)
+from .. import _compat, engine, problem
+from ..engine import Plan, Table
 from ..errors import BackendError, ConvgradError
-from ..problem import (
-    CONTRACTED,
-    Form,
-    Role,
-    add_bias,
-    channels_of_output,
-    check_backward,
-    check_operands,
-    conv_geometry,
-    derivative,
-)
+from ..problem import CONTRACTED, Form, Role
 from .autograd import with_layout
 from .kernels import fake_convolution, fake_convolution_backward
 
 _aten = torch.ops.aten
-_lock = lock_over_forks()
+_lock = _compat.lock_over_forks()
 #: The numbers by which the compiled kernels name the operators.
 CONVOLUTION, BACKWARD, OVERRIDEABLE, OVERRIDEABLE_BACKWARD = range(4)
 
@@ -72,97 +36,90 @@ def _inside(compute: Callable[..., Any], *arguments: Any) -> Any:
     """Call where convolutions are PyTorch's own and nothing is recorded: in no block, which an interrupt may split."""
     recorded = torch.is_grad_enabled()
     try:
-        thread.in_backend = True
-        record(False)
+        engine.thread.in_backend = True
+        _compat.record(False)
         return compute(*arguments)
     finally:
-        thread.in_backend = False  # first: an interrupt may arrive after any call
-        record(recorded)
+        engine.thread.in_backend = False  # first: an interrupt may arrive after any call
+        _compat.record(recorded)
 
 
-@left_by_dynamo
+@_compat.left_by_dynamo
 def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
     """Compute one call of an operator; store it in the table if it can be computed without Python from now on.
 
-    Args:
-        op: one of the four numbers above.
-        key: under which the table stores the call; None if it cannot.
-        a, b, c: input, weight and bias; of a backward, grad_output, input and weight.
-        raw: the other arguments of the operator. The overrideable backward is called with ``bias_sizes``, too.
+    ``a``, ``b`` and ``c`` are input, weight and bias; of a backward, grad_output, input and weight. ``raw`` are the
+    other arguments, of each backward with ``bias_sizes``. The key is None if the table cannot have it.
     """
     backward, own = op in (BACKWARD, OVERRIDEABLE_BACKWARD), op >= OVERRIDEABLE
     if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process
-        raw = ([channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
-    watched = observers or profiler_enabled()
+        raw = ([problem.channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
+    watched = engine.observers or _compat.profiler_enabled()
     takes = own or taken_over()
-    if not own and (thread.in_backend or not (takes or watched) or jit_tracing() is not None):
+    if not own and (engine.thread.in_backend or not (takes or watched) or _compat.jit_tracing() is not None):
         return original(op, a, b, c, *raw)
     if own:
-        plan = _inside(resolve, "convolution_backward" if backward else "convolution", raw, a, b, c)
+        plan = _inside(engine.resolve, "convolution_backward" if backward else "convolution", raw, a, b, c)
     else:
         plan = _plan(backward, raw, a, b, c)
     if plan is not None and takes:
         ours = own or not plan.aten
         result = None
         if ours:
-            with without_autocast():  # which is on where a backward pass runs in its block
+            with _compat.without_autocast():  # which is on where a backward pass runs in its block
                 result = _inside(plan.gradients if backward else plan.contract, a, b, c)
-        if key is not None and requested() is None and (entry := pack(plan, (a, b, c))) and (table := opened()):
+        if (
+            key is not None
+            and engine.requested() is None
+            and (entry := engine.pack(plan, (a, b, c)))
+            and (table := opened())
+        ):
             table.store(key, entry)
         if ours:
             return result
     call = partial(original, op, a, b, c, *raw)
     if plan is not None and watched:
-        return observed(plan.event("aten", "PyTorch's own kernel"), call)
+        return engine.observed(plan.event("aten", "PyTorch's own kernel"), call)
     return call()
 
 
 def _plan(backward: bool, raw: Any, a: Tensor, b: Tensor, c: Any) -> Plan | None:
     """Return the plan of a call of PyTorch's operators; None where PyTorch must see the call as it is."""
-    name, make_plan = (
-        ("aten::convolution_backward", _plan_backward) if backward else ("aten::convolution", _plan_forward)
-    )
-    found: Any = find(name, raw, a, b, c, None, True)
-    return _inside(make_plan, found, raw, a, b, c) if found.__class__ is tuple else found
+    name = "convolution_backward" if backward else "convolution"
+    found: Any = engine.find(f"aten::{name}", raw, a, b, c, None, True)
+    return _inside(_make_plan, found, name, raw, a, b, c) if found.__class__ is tuple else found
 
 
-def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
-    """Make the plan of a convolution, and remember it."""
-    plan, since = None, generation[0]
-    if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
+def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> Plan | None:
+    """Make the plan of a call and remember it; the shapes of a backward are checked, which PyTorch does not do."""
+    plan, since, backward = None, engine.generation[0], name == "convolution_backward"
+    input, weight, padding = (b, c, raw[2]) if backward else (a, b, raw[1])
+    if backward:
+        bias_sizes, *arguments, mask = raw
         try:
-            plan = make(None, "convolution", raw, input, weight, bias)
-        except BackendError:
-            if active() is not None:
-                raise
-        except ConvgradError:  # PyTorch says in its own words what is wrong
-            pass
-    remember(key, plan, since)
-    return plan
-
-
-def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weight: Tensor) -> Plan | None:
-    """Make the plan of a backward, whose shapes are checked: PyTorch's own kernel reads memory without."""
-    bias_sizes, *arguments, mask = raw
-    plan, since = None, generation[0]
-    try:
-        if len(arguments[1]) not in (1, weight.dim() - 2):
-            raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
-        geometry = conv_geometry(weight.shape, *arguments)
-        check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
-    except ConvgradError:
-        return None
-    if input.shape[0] == grad_output.shape[0] == 0:  # of an empty batch PyTorch checks nothing
-        return None
-    sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
-    check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
-    if 0 not in (grad_output.numel(), input.numel()) and any(mask) and not input.is_complex():
+            if len(padding) not in (1, weight.dim() - 2):
+                raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
+            geometry = problem.conv_geometry(weight.shape, *arguments)
+            problem.check_operands(("grad_output", a), ("input", input), ("weight", weight))
+        except ConvgradError:
+            return None
+        if input.shape[0] == a.shape[0] == 0:  # of an empty batch PyTorch checks nothing
+            return None
+        sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
+        problem.check_backward(a.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
+        raw, computed = (sizes, *arguments, mask), any(mask) and 0 not in (a.numel(), input.numel())
+    else:
+        computed = len(padding) in (1, weight.dim() - 2) and 0 not in input.shape
+    if computed and not input.is_complex():
         try:
-            plan = make(None, "convolution_backward", (sizes, *arguments, mask), grad_output, input, weight)
+            plan = engine.make(None, name, raw, a, b, c)
         except BackendError:
-            if active() is not None:
+            if engine.active() is not None:
                 raise
-    remember(key, plan, since)
+        except ConvgradError:
+            if backward:
+                raise  # of a forward PyTorch says in its own words what is wrong
+    engine.remember(key, plan, since)
     return plan
 
 
@@ -170,6 +127,8 @@ def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weigh
 
 #: How many blocks are open.
 _open = {"takeover": 0, "observe_aten": 0}
+#: Whether an interrupt may have left kernels of this library registered.
+_left = False
 #: Undoes what the first block did.
 _undo: Callable[[], object] | None = None
 #: By operator and device type, what a call ran before ours.
@@ -190,7 +149,7 @@ def original(op: int, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
     call = _originals.get((op, a.device.type))
     if call is None:  # another thread has closed the last block since
         return getattr(_aten, _NAMES[op]).default(a, b, c, *raw)
-    return call(torch._C._dispatch_keys(a) & after_autograd_keys, a, b, c, *raw)
+    return call(torch._C._dispatch_keys(a) & _compat.after_autograd_keys, a, b, c, *raw)
 
 
 @contextmanager
@@ -218,9 +177,10 @@ def _count(block: str, more: int) -> None:
 
 def _exchange() -> Callable[[], object]:
     """Replace PyTorch's kernels by those here; return the function that undoes it."""
+    global _left  # noqa: PLW0603
     gpu = torch.version.cuda is not None or torch.version.hip is not None
     keys = ("CPU", "CUDA") if gpu else ("CPU",)
-    for key in keys:
+    for key in () if _left else keys:
         for op, name in _NAMES.items():
             _originals[op, key.lower()] = torch.library.get_kernel(f"aten::{name}", key).call_boxed
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -230,7 +190,11 @@ def _exchange() -> Callable[[], object]:
     table = opened()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
-        undo = _in_python(keys) if table is None else _compiled(table, keys)
+        try:
+            undo = _in_python(keys) if table is None else _compiled(table, keys)
+        except BaseException:
+            _left = True
+            raise
     if table is not None:
         table.others_kernels(others)
     _retired.extend(torch.library.get_kernel(f"aten::{name}", key) for name in _NAMES.values() for key in keys)
@@ -247,7 +211,7 @@ def _in_python(keys: tuple[str, ...]) -> Callable[[], object]:
     library = torch.library.Library("aten", "IMPL")
 
     def kernel(op: int) -> Callable[..., Any]:
-        return left_by_dynamo(lambda keyset, *arguments: compute(op, None, *arguments))
+        return _compat.left_by_dynamo(lambda keyset, *arguments: compute(op, None, *arguments))
 
     try:
         for key in keys:
@@ -265,13 +229,13 @@ def _in_python(keys: tuple[str, ...]) -> Callable[[], object]:
 @cache
 def opened() -> Table | None:
     """Return the table of calls, opened at the first call, with the operators that record a call of this library."""
-    with loading:
+    with _compat.loading:
         return _open_table()
 
 
 @cache  # of the two threads that make the first call, one opens it
 def _open_table() -> Table | None:
-    table = open_table(compute)
+    table = engine.open_table(compute)
     if table is None:
         return None
     # PyTorch looks an operator up at its first use, which a fork cuts short: the child would wait for ever.
@@ -310,8 +274,8 @@ _NODE = "ConvolutionBackwardOverrideableBackward"
 
 def _double_backward(*arguments: Any) -> Any:
     """Return the derivatives of a backward of ours, one pass of the table each: PyTorch's would loop over groups."""
-    node = current_node()
-    if node is None or not node.name().startswith(_NODE) or functorch_active():
+    node = _compat.current_node()
+    if node is None or not node.name().startswith(_NODE) or _compat.functorch_active():
         return _aten._convolution_double_backward.default.decompose(*arguments)
     of_input, of_weight, of_bias, grad_output, weight, input, *rest, mask = arguments
     form, found = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight), dict[Role, Tensor]()
@@ -322,8 +286,9 @@ def _double_backward(*arguments: Any) -> Any:
         for role in CONTRACTED[yields]:
             if role in wanted and cotangent is not None:
                 others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                term = derivative(form, yields, role, cotangent, others)
+                term = problem.derivative(form, yields, role, cotangent, others)
                 found[role] = found[role] + term if role in found else term
     if of_bias is not None and "output" in wanted:
-        found["output"] = add_bias(found["output"] if "output" in found else torch.zeros_like(grad_output), of_bias)
+        before = found["output"] if "output" in found else torch.zeros_like(grad_output)
+        found["output"] = problem.add_bias(before, of_bias)
     return found.get("output"), found.get("input"), found.get("weight")

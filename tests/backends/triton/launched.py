@@ -68,8 +68,8 @@ class Call:
         driver.reset()
         self.made = backend._bound(p, outputs, CPU)
 
-    def entry(self, buffers: int = 0) -> entry.Entry:
-        found = entry.entry(self.made, self.operands, buffers)
+    def entry(self) -> entry.Entry:
+        found = entry.entry(self.made, self.operands)
         assert found is not None
         return found
 
@@ -128,7 +128,6 @@ def test_the_driver_gets_what_tritons_launcher_passes(
     """Handle, grid, block, shared memory, stream, and every parameter bit for bit, twice."""
     call = Call(driver, text, outputs, unaligned)
     made = call.entry()
-    assert made.aligned == {name: name not in unaligned for name in call.operands}
     assert made.scratch == tuple(t.numel() for t in call.scratch)
     assert made.results == {name: (tuple(t.shape), t.stride()) for name, t in call.results.items()}
     assert [one.kernel for one in call.by_triton] == kernels
@@ -173,12 +172,6 @@ def test_sums_in_one_part_leave_nothing_to_be_added(driver: Driver, monkeypatch:
         assert driver.launch(made, call.tensors(), []) == 0
         assert driver.launched() == call.by_triton[1:]
         driver.reset()
-
-
-def test_scratch_buffers_of_the_steps_before(driver: Driver, call: Call) -> None:
-    unused = torch.empty(64, dtype=torch.uint8)
-    assert driver.launch(call.entry(2), call.tensors(), [unused, unused, *call.scratch]) == 0
-    assert driver.launched() == call.by_triton
 
 
 @pytest.mark.parametrize("name", ["input", "grad_weight", "scratch"])

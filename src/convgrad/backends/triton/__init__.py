@@ -186,23 +186,17 @@ class TritonBackend(Backend):
         with self._lock:
             return self._bound_ones(problem, outputs, device, activation)
 
-    def entry(
-        self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor], buffers: int = 0
-    ) -> Entry | None:
+    def entry(self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor]) -> Entry | None:
         """Return the launches of such a call for the table of compiled code, where there was one before on this device.
 
-        None if it must go through Triton's launcher.
-
-        Args:
-            operands: of the call, by the names of ``entry.SLOTS``.
-            buffers: the number of scratch buffers that the entry's earlier steps take.
+        None if it must go through Triton's launcher. The operands have the names of ``entry.SLOTS``.
         """
         device = next(iter(operands.values())).device
         if device.type != "cuda" or torch.version.hip is not None or device in self._banned:
             return None
         from .entry import entry
 
-        return entry(self._bound(problem, outputs, device), operands, buffers)
+        return entry(self._bound(problem, outputs, device), operands)
 
     def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device, activation: int) -> Bound:
         from .launch import bound
@@ -212,11 +206,7 @@ class TritonBackend(Backend):
     def _verify(
         self, problem: ConvProblem, silu: bool, kernel: str, outputs: Outputs, tensors: Mapping[str, Tensor]
     ) -> None:
-        """Check results of a compiled kernel: the first ones, and those of another order of magnitude of offsets.
-
-        Raises:
-            _WrongResultError: they are wrong.
-        """
+        """Check a kernel's first results, and others for each magnitude of offsets; raise _WrongResultError."""
         device = tensors[outputs[0]].device
         key = device, kernel, max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
         if key in self._checked:

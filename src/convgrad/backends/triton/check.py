@@ -26,17 +26,11 @@ _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked
 
 
 def fault(
-    problem: ConvProblem,
-    outputs: Outputs,
-    tensors: Mapping[str, Any],
-    arithmetic: Arithmetic,
-    silu: bool = False,
-) -> str | None:
-    """Return the error of a call's results as a sentence, or None.
+    problem: ConvProblem, outputs: Outputs, tensors: Mapping[str, Any], arithmetic: Arithmetic, silu: bool = False,
+) -> str | None:  # fmt: skip
+    """Return the error of a call's results as a sentence, or None; ``tensors`` are operands and results by their names.
 
-    Args:
-        tensors: operands and results by their names.
-        silu: the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.
+    With ``silu`` the result is SiLU of ``forward``, or, with a grad_output, its derivative times that.
     """
     for output in outputs:
         result = tensors[output]
@@ -84,11 +78,7 @@ def _sampled(p: ConvProblem, pass_: Pass, given: Mapping[str, Any], arithmetic: 
 
 
 def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -> str | None:
-    """Return the number of finite elements that are further off than rounding can explain.
-
-    Args:
-        size: the sums of the products' magnitudes.
-    """
+    """Return how many finite elements are further off than rounding explains; ``size`` are sums of magnitudes."""
     rounded = exact.to(got.dtype)
     product = 2.0**-10 if arithmetic == "tf32" else 2.0**-16  # TF32 has 10 bits; float32 adds up to thousands of them
     allowed = size * product + rounded.abs().double() * torch.finfo(got.dtype).eps + torch.finfo(got.dtype).tiny
@@ -100,13 +90,7 @@ def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -
 
 
 def instead(problem: ConvProblem, outputs: Outputs, *operands: Any) -> Any:
-    """Compute these outputs by PyTorch's kernels, pass by pass, as the function that `Backend.bind` describes."""
-    if len(outputs) == 1:
-        return _bound(problem, outputs)(*operands).contiguous(memory_format=problem.memory_format)
-    given: dict[str, Any] = dict(zip(("grad_output", "input", "weight"), operands, strict=False))
-    return tuple(
-        given[problem.bias_slot].sum((0, *range(2, 2 + problem.ndim)))
-        if output == "grad_bias"
-        else instead(problem, (output,), *(given[slot] for slot in OPERANDS[output]))
-        for output in outputs
-    )
+    """Compute these outputs by PyTorch's kernels, as the function that `Backend.bind` describes."""
+    if len(outputs) > 1:  # PyTorch's backward of the plain problem
+        return _bound(problem.replace(origin="plain"), outputs)(*operands)
+    return _bound(problem, outputs)(*operands).contiguous(memory_format=problem.memory_format)

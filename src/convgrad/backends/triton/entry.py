@@ -25,8 +25,8 @@ from .. import _native_library
 from . import LAUNCH_BYTES
 from .launch import Bound, Selected
 
-#: The order of ``convgrad_tensors``; scratch buffers follow.
-SLOTS = ("input", "weight", "grad_output", "bias", "forward", "grad_input", "grad_weight", "grad_bias")
+#: Operands and results; scratch buffers follow.
+SLOTS = _native_library.TENSORS
 LIBRARY = "libcuda.so.1"
 
 _MOST_PARAMETERS = 24
@@ -44,10 +44,8 @@ _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u3
 
 
 class Entry(NamedTuple):
-    """The launches that compute some outputs of a problem.
-
-    They are valid for operands of the same shapes, strides, dtypes and device, each of which is a multiple of 16 bytes
-    where ``aligned`` says so.
+    """The launches that compute some outputs of a problem: for operands of the same shapes, strides, dtypes, device and
+    alignment to 16 bytes.
     """
 
     #: ``CudaLaunch``, one after the other.
@@ -56,17 +54,12 @@ class Entry(NamedTuple):
     scratch: tuple[int, ...]
     #: The shape and strides of each result that the caller allocates, all of the operands' dtype.
     results: dict[Output, tuple[tuple[int, ...], tuple[int, ...]]]
-    #: For each operand that is read, whether its address is a multiple of 16: a part of the key.
-    aligned: dict[str, bool]
 
 
-def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entry | None:
+def entry(made: Bound, operands: Mapping[str, Tensor]) -> Entry | None:
     """Return the entry of a call that was made before, with its results checked; None where there can be none.
 
-    Args:
-        made: from `launch.bound` or `launch.bound_bands`.
-        operands: the tensors of the call by the names of `SLOTS`: those of its outputs that are operands, and no other.
-        buffers: the number of scratch buffers of the steps before this one.
+    ``operands`` are those of the call's outputs, by the names of `SLOTS`, and no other.
     """
     p, layout = made.problem, made.layout
     if layout != p.memory_format and made.outputs != ("grad_weight",):
@@ -95,21 +88,20 @@ def entry(made: Bound, operands: Mapping[str, Tensor], buffers: int = 0) -> Entr
     for selected, places in steps.launches:
         pointers: list[tuple[int, int, int]] = []
         for place in places.values():
-            slot = SLOTS.index(place) if place in SLOTS else len(SLOTS) + buffers
+            slot = SLOTS.index(place) if place in SLOTS else len(SLOTS)
             begin = steps.bias_part if place == "bias scratch" else 0
             pointers.append((slot, begin, 16 if is_aligned(place, begin) else 1))
         one = packed(selected, pointers, context)
         if one is None:
             return None
         launches += one
-    return Entry(launches, (steps.scratch,) if steps.scratch else (), results, aligned)
+    return Entry(launches, (steps.scratch,) if steps.scratch else (), results)
 
 
 def packed(selected: Selected, pointers: list[tuple[int, int, int]], context: int) -> bytes | None:
     """Return a launch as a ``CudaLaunch``; None if Triton's launcher does more than to pass the arguments.
 
-    Args:
-        pointers: of the launch's tensors: the slot, an offset in bytes, and the alignment.
+    ``pointers`` are the slots of the launch's tensors, an offset in bytes, and the alignment.
     """
     kernel = selected.compiled
     hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)  # of profilers: one, or a chain of some

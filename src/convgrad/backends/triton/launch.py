@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -66,45 +66,37 @@ class Launch:
     def start(self, **tensors: Tensor) -> tuple[int, str]:
         """Start the kernel; in how many parts, and which compiled one it is where its result is to be looked at.
 
-        Args:
-            tensors: by name, in the kernel's order; what it does not take is left out.
-
-        Raises:
-            NotReadyError: this is its first call, and within a capture.
+        The tensors are in the kernel's order. NotReadyError: this is its first call, and within a capture.
         """
         given = tuple(tensors.values())
-        device = given[0].device
+        device, new = given[0].device, ""
         key = (device, *[t.data_ptr() % 16 == 0 for t in given])
         with torch.accelerator.device_index(device.index):  # Triton launches on the current one
             selected = self.selected.get(key)
             if selected is None:
-                return self._select(key, device, tensors)
+                selected = self.selected[key] = self._select(device, tensors)
+                new = getattr(selected.compiled, "hash", "")
             selected.start(*[given[i] for i in selected.taken], *selected.others)
-        return selected.parts, ""
+        return selected.parts, new
 
-    def _select(self, key: tuple[Any, ...], device: torch.device, tensors: dict[str, Tensor]) -> tuple[int, str]:
-        """Compile the kernel, or find it in Triton's cache, start it, and keep it."""
+    def _select(self, device: torch.device, tensors: dict[str, Tensor]) -> Selected:
+        """Compile the kernel, or find it in Triton's cache; the interpreter compiles nothing."""
         if capturing():
             raise NotReadyError
-        while True:
-            compiled = self._kernel.warmup(grid=(1,), **self.arguments(1, tensors), **self._options)
-            if compiled is None:  # by the interpreter
-                programs, parts = self._grid(PROGRAMS)
-                self._kernel[(programs,)](**self.arguments(parts, tensors), **self._options)
-                return parts, ""
+        while (compiled := self._kernel.warmup(grid=(1,), **self.arguments(1, tensors), **self._options)) is not None:
             compiled[1, 1, 1]  # loads it, and counts its registers
             spills = compiled.n_spills and device.type == "cuda" and torch.version.hip is None
             if not spills or "maxnreg" in self._options:
                 break
             self._options = {**self._options, **ALL_REGISTERS}
-        programs, parts = self._grid(at_once(device, compiled.n_regs, 32 * self._options["num_warps"]))
+        threads = 32 * self._options["num_warps"]
+        programs, parts = self._grid(PROGRAMS if compiled is None else at_once(device, compiled.n_regs, threads))
         arguments = self.arguments(parts, tensors)
         taken = [i for i, name in enumerate(tensors) if name in arguments]
-        start, others = compiled[programs, 1, 1], list(arguments.values())[len(taken) :]
-        selected = self.selected[key] = Selected(start, taken, others, parts, programs, compiled)
-        given = [*tensors.values()]
-        selected.start(*[given[i] for i in taken], *others)
-        return parts, compiled.hash
+        others = list(arguments.values())[len(taken) :]
+        if compiled is None:
+            return Selected(partial(self._kernel[(programs,)], **self._options), taken, others, parts, programs, None)
+        return Selected(compiled[programs, 1, 1], taken, others, parts, programs, compiled)
 
     def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the kernel."""
@@ -153,15 +145,9 @@ class Bound:
     """
 
     def __init__(
-        self,
-        problem: ConvProblem,
-        outputs: Outputs,
-        verify: Callable[..., None],
-        launch: Callable[[bool, bool], Launch],
-        layout: torch.memory_format,
-        most: int = 1,
-        centred: bool = False,
-    ) -> None:
+        self, problem: ConvProblem, outputs: Outputs, verify: Callable[..., None],
+        launch: Callable[[bool, bool], Launch], layout: torch.memory_format, most: int = 1, centred: bool = False,
+    ) -> None:  # fmt: skip
         self.problem, self.outputs, self.layout = problem, outputs, layout
         self._verify, self._most = verify, most
         sums_alone = outputs == ("grad_weight",)
@@ -192,13 +178,9 @@ class Bound:
         self._main = cache(main)
 
     def __call__(
-        self,
-        first: Tensor,
-        second: Tensor,
-        third: Tensor | None = None,
-        workspace: Tensor | None = None,
+        self, first: Tensor, second: Tensor, third: Tensor | None = None, workspace: Tensor | None = None,
         centre: Tensor | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         p, in_parts = self.problem, self._most > 1
         tensors: dict[str, Tensor] = {}
         for (name, layout), t in zip(self._slots, (first, second, third, centre), strict=False):
@@ -226,11 +208,9 @@ class Bound:
     def selected(
         self, device: torch.device, given: Collection[str], aligned: Callable[[str, int], bool]
     ) -> Steps | None:
-        """Return what such a call starts; None if there was none before.
+        """Return what such a call, of operands with these names, starts; None if there was none before.
 
-        Args:
-            given: the names of the operands.
-            aligned: whether the tensor of this name is aligned to 16 bytes so many bytes after its beginning.
+        ``aligned``: whether the tensor of a name is aligned to 16 bytes so many bytes after its beginning.
         """
         in_parts = self._most > 1
 
@@ -271,8 +251,7 @@ def _sizes(g: Geometry, vector: int, stored: int, loaded: int, *constants: Any) 
 def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], activation: int = 0) -> Bound:
     """Return what computes these outputs of a problem by `correlate`.
 
-    Args:
-        activation: of ``forward``: 1 for its SiLU, 2 for the derivative of SiLU there times a gradient, the ``centre``.
+    The activation of ``forward`` is 1 for its SiLU, 2 for SiLU's derivative there times a gradient, the ``centre``.
     """
     g, use = geometry(problem, adjoint="grad_input" in outputs), use_of(outputs)
     tap = g.whole_tap if "grad_bias" in outputs else (-1, -1, -1)
@@ -286,13 +265,8 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None], a
 
 
 def launch_of(
-    g: Geometry,
-    use: Use,
-    with_bias: bool,
-    bias_tap: tuple[int, int, int],
-    in_parts: bool = True,
-    activation: int = 0,
-) -> Launch:
+    g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int], in_parts: bool = True, activation: int = 0,
+) -> Launch:  # fmt: skip
     """Return a launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None

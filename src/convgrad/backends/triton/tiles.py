@@ -59,10 +59,7 @@ class Tile(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def choose(g: Geometry, use: Use) -> Tile | None:
-    """The tile, or None where a thread has not enough registers for any.
-
-    Vectors of columns are as wide as the lengths of rows allow.
-    """
+    """Return the tile, of vectors as wide as rows allow, or None where a thread has too few registers."""
     depth, height, width = g.axes
     if height.kernel * width.kernel * (depth.kernel if use != "result" else 1) > _MOST_KEPT:
         return None

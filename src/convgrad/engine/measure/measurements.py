@@ -23,7 +23,7 @@ from ...foreign import read_as
 from ...problem import ConvProblem, Output, Outputs, output_length, passes_of
 from ...settings import measured
 from ..cache import clear_table
-from ..registry import backends, computed_at_once
+from ..registry import backends, computed_at_once, registered
 from . import store
 from .environment import environment, kind_of_machine
 
@@ -63,8 +63,8 @@ class Measurement:
 
     def merged(self, newer: Measurement) -> Measurement:
         """Both, and of each way's times the newest; only the newer one where a kernel has changed since."""
-        other_base = next(iter(self.times), "") != next(iter(newer.times), "")  # relative to something else
-        if other_base or _differ(self.times, _versions(newer.times)):
+        other_base = [*self.times][:1] != [*newer.times][:1]  # relative to something else
+        if other_base or _differ(self.times, newer.times):
             return newer
         ways, wrong = dict.fromkeys((*self.times, *newer.times)), self.wrong | newer.wrong
         times = {w: (*self.times.get(w, ()), *newer.times.get(w, ()))[-_MOST_TIMES:] for w in ways if w not in wrong}
@@ -107,14 +107,11 @@ def label(backend: Backend) -> str:
     return f"{backend.name}@{backend.version}" if backend.version else backend.name
 
 
-def _versions(ways: Iterable[str]) -> dict[str, str]:
-    """Names of backends -> what their labels say of their versions."""
-    return dict(part.split("@", 1) for way in ways for part in way.split(", ") if "@" in part)
-
-
-def _differ(ways: Iterable[str], versions: dict[str, str]) -> bool:
-    """Whether a way names another version of a backend that is there: what was slower may be the fastest now."""
-    return any(versions.get(name, version) != version for name, version in _versions(ways).items())
+def _differ(ways: Iterable[str], now: Iterable[str]) -> bool:
+    """Whether ways name another version of a backend than those of now: what was slower may be the fastest."""
+    parts = [[part.partition("@") for way in some for part in way.split(", ")] for some in (ways, now)]
+    before, after = ({name: version for name, _, version in one} for one in parts)
+    return any(after.get(name, version) != version for name, version in before.items())
 
 
 # ---- of one problem --------------------------------------------------------------------------------
@@ -128,12 +125,7 @@ def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about:
 
 @lru_cache(256)
 def similar(problem: ConvProblem) -> ConvProblem:
-    """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two.
-
-    Equivalent to:
-        >>> print(similar(ConvProblem.parse("mb30ic3iw1000oc8kw5")))
-        g1mb32ic3iw1024oc8ow1020kw5sw1pw0dw0
-    """
+    """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two."""
     sizes = tuple(n if n <= 8 else round(2 ** (round(2 * math.log2(n)) / 2)) for n in problem.input_size)
     batch = 2 ** round(math.log2(problem.batch)) if problem.batch else 0
     dims = zip(sizes, problem.dims, strict=True)
@@ -153,7 +145,7 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
         if value is not None:
             known[key] = value
         found = _read(value)
-        if found.times and not _differ(found.times, {b.name: b.version for b in backends().values()}):
+        if found.times and not _differ(found.times, map(label, backends().values())):
             found.same = not about
             found.complete = not any(computed_at_once(b, problem, outputs, device) for b in _unmeasured(found))
             return found
@@ -177,7 +169,7 @@ def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measu
 
 def _unmeasured(known: Measurement) -> list[Backend]:
     """Return the kernels that a user registered with ``prefer="measured"`` and that a measurement does not have."""
-    mine = [b for b in backends().values() if b.candidate and b.source != ""]
+    mine = [entry.backend for entry in registered().values() if entry.candidate and entry.source != ""]
     return [b for b in mine if label(b) not in known.times and label(b) not in known.wrong]
 
 
@@ -235,7 +227,7 @@ def forget() -> int:
 
 def imported(rows: Any) -> tuple[int, int]:
     """Keep what was exported where less is known, or raise ValueError; count the problems, all and of this machine."""
-    never = {backend.name for backend in backends().values() if not backend.candidate}
+    never = {name for name, entry in registered().items() if not entry.candidate}
     found: dict[str, _Exported] = {}
     for row in read_as(tuple[_Exported, ...], rows, "choices"):
         where, named, text = row.machine, row.outputs, row.problem

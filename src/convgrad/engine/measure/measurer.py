@@ -1,13 +1,10 @@
 """The measurer: which way to compute some outputs of a problem is the fastest, found out on this machine.
 
 The candidates are the backends that can, for several gradients each sweep and the fastest separate passes. Each is
-checked against the reference before it is timed for the first time. All are called alternately, as a plan calls them.
-One that takes more than twice as long as the best is called a few times and no more; one that looks faster than ATen is
-compared with it once more, by themselves, and the worse of both comparisons counts. What a rule proposes on a GPU is
-timed once against ATen alone, on the operands of its first call (`watched`).
-
-Measuring may take a small share of the running time; an unsettled choice is made again when there is time for it. One
-process at a time measures; what it finds the others read.
+checked before it is timed for the first time. All are called alternately, as a plan calls them. One that takes more
+than twice as long as the best is called a few times and no more; one that looks faster than ATen is compared with it
+once more, by themselves, and the worse of both comparisons counts. What a rule proposes on a GPU is timed once against
+ATen alone, on the operands of its first call (`watched`). One process at a time measures; the others read the result.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
@@ -30,7 +28,7 @@ from ...settings import capturing, determinism_demanded, measuring, measuring_sh
 from ..cache import invalidate
 from ..events import thread
 from ..plan import Step, bind_step, slots_of
-from ..registry import backends, computed_at_once
+from ..registry import backends, computed_at_once, registered
 from . import store
 from .environment import environment, kind_of_machine
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
@@ -55,30 +53,23 @@ Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
 Kernel = Callable[..., Any]
 
 
+@dataclass
 class _State:
     """The state of measuring in this process: since when it is on, the time it took, and what was measured when."""
 
     check: Check | None = None
     since: float | None = None
-    spent = next_look = 0.0
-    busy = False
-
-    def __init__(self) -> None:
-        #: By the key of a similar problem, or where every one is measured, of the problem itself.
-        self.measured: dict[str, float] = {}
-        self.lock = threading.RLock()
+    spent: float = 0.0
+    next_look: float = 0.0
+    busy: bool = False
+    #: By the key of a similar problem, or where every one is measured, of the problem itself.
+    measured: dict[str, float] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
 
 
 _state = _State()
-
-
-def _in_a_fork() -> None:
-    """Forget, in a forked child, what another thread of the parent was measuring."""
-    _state.lock, _state.busy = threading.RLock(), False
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_fork)
+if hasattr(os, "register_at_fork"):  # another thread of the parent was measuring
+    os.register_at_fork(after_in_child=lambda: vars(_state).update(lock=threading.RLock(), busy=False))
 
 
 def check_with(check: Check) -> None:
@@ -148,9 +139,8 @@ def measure_now(
 ) -> Measurement | None:
     """Measure a problem if there is time and no other process measures, or read what one has just measured; else None.
 
-    Args:
-        force: whatever the settings and the time say, and wait for others: the user asked for it.
-        proposal: measures what a rule proposed, for which there is time of its own; by default all candidates are.
+    ``force``: the user asked for it, so it waits for others, whatever the settings and the time say. ``proposal``
+    measures what a rule proposed, for which there is time of its own; without it all candidates are measured.
     """
     share = inf if force else _PROPOSED_SHARE if proposal else measuring_share(device)
     every = share == inf  # also one of which a similar one was measured
@@ -255,26 +245,20 @@ def fusion_gains(
 
 def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
     """The steps of a way; None where one of its backends is not there, is another version, or cannot."""
-    names = way.split(", ")
-    known = {label(b): b for b in backends().values()}
+    names, known = way.split(", "), {label(b): b for b in backends().values()}
     parts: list[Outputs] = [outputs] if len(names) == 1 else [(p,) for p in passes_of(outputs)]
-    if len(names) != len(parts):
+    if len(names) != len(parts) or not all(name in known for name in names):
         return None
-    steps = []
-    for name, part in zip(names, parts, strict=True):
-        backend = known.get(name)
-        wanted = computed_at_once(backend, problem, part, device) if backend else None
-        if backend is None or not wanted:
-            return None
-        steps.append(Step(backend, wanted, ""))
-    return tuple(steps)
+    each = [(known[name], part) for name, part in zip(names, parts, strict=True)]
+    steps = [Step(b, given, "") for b, part in each if (given := computed_at_once(b, problem, part, device))]
+    return tuple(steps) if len(steps) == len(each) else None
 
 
 def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can; for several passes also the fastest of each, which is measured."""
     found = {}
-    for backend in backends().values():
-        steps = steps_of(label(backend), problem, outputs, device) if backend.candidate else None
+    for backend, _, candidate, _ in registered().values():
+        steps = steps_of(label(backend), problem, outputs, device) if candidate else None
         if steps and not backend.repeats_aten(problem, device):
             found[label(backend)] = steps
     if len(passes := passes_of(outputs)) > 1:
@@ -296,15 +280,12 @@ def _compared(
     known = find(problem, outputs, device) or Measurement()
     wrong, check = known.wrong.copy(), _state.check
     for way, steps in ways.items():
-        seen = way in wrong or (known.same and way in known.times)
-        for step in () if seen else steps:
-            backend = step.backend
+        for backend, part, *_ in () if known.same and way in known.times else steps:
             trusted = backend.name == "aten" or backend.checks_itself  # ATen is never banned
-            if not trusted and check and (why := check(backend, problem, step.outputs, device)):
+            if way not in wrong and not trusted and check and (why := check(backend, problem, part, device)):
                 text = f"the backend {backend.name!r} is not used for {problem}, it is wrong there: {why}"
                 warn_user(text, RuntimeWarning)
                 wrong[way] = why
-                break
     ways = {way: steps for way, steps in ways.items() if way not in wrong}
     if not ways:
         return None

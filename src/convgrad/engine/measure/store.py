@@ -2,9 +2,9 @@
 
 It is a cache: whatever happens to the file, nothing here raises, nothing wrong is read (each row has a checksum), and a
 process warns once at most. What cannot be written stays in memory until the process ends. Every access opens the file
-anew, so that a fork, a thread, or a file that somebody removed needs no care. It has a rollback journal, for network
-folders have no shared memory for another log. Nothing waits for the disk: a power failure at worst damages the file,
-and a damaged one is started anew. Each layout of the rows has a table of its own, for older and newer versions.
+anew, so that a fork, a thread, or a file that was removed needs no care. It has a rollback journal, for network folders
+have no shared memory for another log. Nothing waits for the disk: a power failure at worst damages the file, which is
+then started anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number
 _COLUMNS = "kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key)"
-_CREATE = f"CREATE TABLE IF NOT EXISTS {_TABLE} ({_COLUMNS})"
 _SELECT = f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?"
 _FORGOTTEN = "what is measured is forgotten when this process ends"
 #: Of errors that another process, or a folder, is the cause of: no reason to remove the file.
@@ -65,15 +64,7 @@ def _folder(named: str) -> Path | None:
 
 
 def read(kind: str, key: str) -> Any | None:
-    """Return the value of a key, or None where there is none.
-
-    Equivalent to:
-        >>> write("example", "k", {"ratio": 1.5, "names": ["a"]})
-        >>> read("example", "k"), read("example", "other")
-        ({'ratio': 1.5, 'names': ['a']}, None)
-        >>> forget("example")
-        True
-    """
+    """Return the value of a key, or None where there is none."""
     if (kind, key) in _unwritten:
         return json.loads(_unwritten[kind, key])
     return _intact(kind, _execute(f"{_SELECT} AND key = ?", kind, key)).get(key)
@@ -106,23 +97,21 @@ def obstacle() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _execute(f"DELETE FROM {_TABLE} WHERE 0", writes=True)
-    where = folder()
-    return "" if where is None else _failed.get((where, True), "")
+    return next((why for (where, writes), why in _failed.items() if writes and where == folder()), "")
 
 
 def forget(kind: str) -> bool:
     """Remove every value of a kind; return whether that could be done. Where there is none no file is made."""
-    for unwritten in [k for k in _unwritten.copy() if k[0] == kind]:
-        del _unwritten[unwritten]
+    for key in [key for key in _unwritten.copy() if key[0] == kind]:
+        del _unwritten[key]
     return not items(kind) or _execute(f"DELETE FROM {_TABLE} WHERE kind = ?", kind, writes=True) is not None
 
 
 @contextmanager
 def alone(wait: float = 0.0) -> Iterator[bool]:
-    """Whether no other process (or thread) that shares the folder is inside such a block; held until the block ends.
+    """Whether no other process (or thread) that shares the folder is inside such a block; waits for them, so long.
 
-    It waits for them, so many seconds. The system opens SQLite's lock when a process ends, however it ends. Where there
-    are no locks every process is alone.
+    The system opens SQLite's lock when a process ends, however it ends. Where there are no locks all are alone.
     """
     with ExitStack() as stack:
         free, end = True, time.monotonic() + wait
@@ -165,7 +154,7 @@ def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
 
 def _execute(statement: str, *arguments: str, writes: bool = False) -> list[Any] | None:
     """Return the rows that a statement yields; None where the file is not there or cannot be used."""
-    where = folder()
+    where, damaged = folder(), False
     if where is None or (where, writes) in _failed:
         return None
     file = where / _FILE
@@ -175,38 +164,28 @@ def _execute(statement: str, *arguments: str, writes: bool = False) -> list[Any]
 
             if writes:
                 where.mkdir(parents=True, exist_ok=True)
-            elif not file.exists():
-                return None
-            try:
-                return _on_file(file, statement, arguments, writes)
-            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of damaged names
-                if any(words in str(error) for words in _NO_DAMAGE):
-                    raise
-                for name in (file, Path(f"{file}-journal")):
-                    name.unlink(missing_ok=True)
-                _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
-                return _on_file(file, statement, arguments, writes) if writes else None
+            while writes or file.exists():
+                try:
+                    with closing(sqlite3.connect(file, timeout=_WAIT, isolation_level=None)) as connection:
+                        connection.text_factory = bytes  # damaged text need not be UTF-8
+                        if writes:
+                            connection.execute("PRAGMA synchronous = OFF")
+                            connection.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE} ({_COLUMNS})")
+                        return connection.execute(statement, arguments).fetchall()
+                except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of damaged names
+                    if "no such table" in str(error):  # another version's file, without rows of ours
+                        return []
+                    if damaged or any(words in str(error) for words in _NO_DAMAGE):
+                        raise
+                    damaged = True
+                    for name in (file, Path(f"{file}-journal")):
+                        name.unlink(missing_ok=True)
+                    _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
         except Exception as error:  # of SQLite, of the file; or a Python without SQLite
             _failed[where, writes] = str(error)
             lost = _FORGOTTEN if writes else "what was measured cannot be read"
             _warn(f"convgrad's store {where} cannot be used ({error}): {lost}")
-            return None
-
-
-def _on_file(file: Path, statement: str, arguments: tuple[str, ...], writes: bool) -> list[Any]:
-    import sqlite3
-
-    with closing(sqlite3.connect(file, timeout=_WAIT, isolation_level=None)) as connection:
-        connection.text_factory = bytes  # damaged text need not be UTF-8
-        if writes:
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute(_CREATE)
-        try:
-            return connection.execute(statement, arguments).fetchall()
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):  # another version's file, without rows of ours
-                return []
-            raise
+    return None
 
 
 def _warn(message: str) -> None:

@@ -109,10 +109,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
     The k-th smallest and k-th largest of n values miss the median with probability 2 P(Binomial(n, 1/2) < k);
     k is the largest for which that is small enough. Too few values give (-inf, inf): nothing is known.
-
-    Equivalent to:
-        >>> median_interval(range(9))
-        (1, 7)
     """
     ordered = sorted(values)
     n, missed, k = len(ordered), 0.0, 0

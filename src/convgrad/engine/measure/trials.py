@@ -1,7 +1,6 @@
 """Ways to compute the same as functions without arguments, to be timed alternately as a training step would run them.
 
-In a training step other layers run between two calls of one, and little of its operands is in a cache. So each call
-takes other operands than the one before, of more bytes than a cache holds.
+There other layers run between two calls of one. So each call takes other operands, of more bytes than a cache holds.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ def trials(
 ) -> dict[str, Call]:
     """Candidates as a plan would run them, with copies of operands, the bias and the sum of its gradient.
 
-    Args:
-        ways: name -> the problem (the same one, in another layout perhaps) and the steps.
-        given: the operands by their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
+    ``ways``: name -> the problem (the same one, perhaps in another layout) and the steps. ``given``: the operands by
+    their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
     """
     slots = slots_of(passes_of(outputs))
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
     for problem, _ in ways.values():
         if problem not in sets:
-            first = random_operands(problem, slots, device) if given is None else given
-            more = _sets(problem, device) - 1 if given is None else 0
+            first = given or random_operands(problem, slots, device)
+            more = 0 if given else _sets(problem, device) - 1
             sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(more))]
     return in_turn({way: _calls(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})
 
@@ -72,8 +70,8 @@ def _calls(
 def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
     """Return one callable for the several of each way, which do the same with other operands.
 
-    Any way that is called takes the next operands: with a turn of its own, each would find in a cache what the way
-    before it has just read. A result is held until as many others were returned, or results would lie in a cache.
+    Any way takes the next operands: with a turn of its own, it would find in a cache what the way before it has just
+    read. A result is held until as many others were returned, or results would lie in a cache.
     """
     count = len(next(iter(ways.values())))
     turns, held = cycle(range(count)), deque[object](maxlen=count)
