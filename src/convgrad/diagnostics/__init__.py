@@ -7,7 +7,7 @@ costs (`profile_model`, `profile_script`) with a page and pictures. Nothing on t
 from typing import TYPE_CHECKING, Any
 
 from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
-from .calls import Call, Moment, Trace, Usage, limited, trace, without_figures
+from .calls import Call, Trace, Usage, limited, trace, without_figures
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
@@ -17,7 +17,7 @@ from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_li
 
 if TYPE_CHECKING:
     from .children import watch_this_process
-    from .profile import SCHEMA, Change, Cost, Profile, Variant, changes
+    from .profile import SCHEMA, Change, Cost, Moment, Profile, Variant, changes
     from .script import profile_script, profile_table, run_script
     from .step import profile_model
 

@@ -359,15 +359,6 @@ class _Sum:
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=101))
 
 
-@dataclass(frozen=True)
-class Moment:
-    """One call in one step: the number of its row, and milliseconds from the first call's start."""
-
-    row: int
-    start: float
-    milliseconds: float
-
-
 class Usage(Trace):
     """A context manager that adds up all calls of backends inside it: a row for each convolution and output."""
 
@@ -440,11 +431,11 @@ class Usage(Trace):
         self._step = list(self._now) if len(self._now) < _OF_A_STEP else []
         self._now.clear()
 
-    def timeline(self, rows: Sequence[Call]) -> tuple[Moment, ...]:
-        """Return each call of the last step."""
+    def timeline(self, rows: Sequence[Call]) -> tuple[tuple[int, float, float], ...]:
+        """Return the row, the start and the milliseconds of each call of the last step."""
         number = {row.same: i for i, row in reversed([*enumerate(rows)])}
         return tuple(
-            Moment(number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
+            (number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
             for one, start, seconds in self._step if one.first.same in number
         )  # fmt: skip
 

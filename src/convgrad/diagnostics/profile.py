@@ -20,7 +20,7 @@ from .. import __version__
 from ..backends import why_absent
 from ..engine.measure import conditions
 from ..foreign import read_as, read_json
-from .calls import Call, Moment, computed
+from .calls import Call, computed
 from .roofline import TOO_LOW, Limits
 from .screen import Layers, page_of, screen
 
@@ -49,6 +49,15 @@ class Cost:
     remedy: str  # one line of Python or shell
     milliseconds: float  # what it would save of the whole
     rows: tuple[int, ...] = ()  # which of the rows it concerns, by number
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One call in one step: the number of its row, and milliseconds from the first call's start."""
+
+    row: int
+    start: float
+    milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class Profile(Before):
             notes = [*notes, TOO_LOW]
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
         made = {"conditions": conditions(device), **rest}
+        made["timeline"] = tuple(Moment(*one) for one in rest.get("timeline", ()))
         if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
             made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
         return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=tuple(limits), **made)

@@ -32,7 +32,7 @@ from ..models import (
     why_it_fails,
 )
 from ..problem import PASSES
-from .calls import Call, Moment, Usage, computed, limited, reasoned, together
+from .calls import Call, Usage, computed, limited, reasoned, together
 from .costs import costs_of_layout, costs_of_rows
 from .layers import layer_ranges
 from .measure import Load
@@ -236,7 +236,7 @@ def _words(ratio: Ratio) -> str:
 
 def _observed(
     steps: dict[str, Callable[[], object]], until: float
-) -> tuple[list[Call], list[Limits], tuple[Moment, ...]]:
+) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
     """Return the calls of a step by convgrad with PyTorch's time of the same layers, the limits, and a timeline."""
     rounds: list[dict[str, Usage]] = []
     while not rounds or (len(rounds) < _MOST_ROUNDS and time.perf_counter() < until):
