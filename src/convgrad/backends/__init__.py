@@ -21,7 +21,7 @@ from .native import (
     native_plan,
     transformed_dimensions,
 )
-from .native_norm import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
+from .native_norm import least_norm, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import COPY, PaddedCopy, padded
 from .products import AtenMatmulBackend, AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype

@@ -30,16 +30,20 @@ def native_norm_takes(dtype: torch.dtype) -> bool:
     return dtype in DTYPES and library.load() is not None
 
 
-def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool, by_image: bool = False) -> bool:
-    """Whether an input is large enough for a training step to gain; in channels_last for there to be a kernel, too."""
-    if channels_last and shape[1] < LEAST_CHANNELS:
-        return False
-    pixels, least = prod(shape[2:]), LEAST_NORM
+def least_norm(itemsize: int, by_image: bool) -> int:
+    """Return the number of an input's elements from which a training step gains."""
+    if by_image:
+        return LEAST_NORM["input, by image"]
+    threads = torch.get_num_threads()
+    return LEAST_NORM["input"] * (1 if threads == 1 else 2 * threads) * (4 if itemsize == 2 else 1)
+
+
+def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool) -> bool:
+    """Whether the channels of an input that is large enough are; in channels_last whether there is a kernel, too."""
+    pixels = prod(shape[2:])
     channel = pixels if by_image else shape[0] * pixels
-    threads = 1 if by_image else torch.get_num_threads()
-    elements = least["input, by image" if by_image else "input"] * (1 if threads == 1 else 2 * threads)
-    elements *= 4 if itemsize == 2 and not by_image else 1
-    return prod(shape) >= elements and channel >= least["channel"] and pixels >= least["pixels"]
+    large = channel >= LEAST_NORM["channel"] and pixels >= LEAST_NORM["pixels"]
+    return large and (not channels_last or shape[1] >= LEAST_CHANNELS)
 
 
 def normalize(

@@ -58,6 +58,23 @@ def conv1d(
     Args:
         layout: ``"NLC"``: input and result are (N, L, C), or (L, C), and are not copied. (A transposed view without it
             is copied, because results are laid out like PyTorch's, as contiguous (N, C, L).)
+
+    Shape:
+        - input: (N, C_in, L) -> (N, C_out, L_out), or both without N
+        - weight: (C_out, C_in/groups, k), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+        ValueError: another layout.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7), torch.randn(6, 4, 3)
+        >>> torch.equal(convgrad.conv1d(x, w, padding=1), torch.nn.functional.conv1d(x, w, padding=1))
+        True
+        >>> y = convgrad.conv1d(x.transpose(1, 2), w, padding=1, layout="NLC")
+        >>> torch.allclose(y.transpose(1, 2), torch.nn.functional.conv1d(x, w, padding=1), atol=1e-5)
+        True
     """
     raw = (stride, padding, dilation, groups)
     if layout == "NCL":
@@ -69,7 +86,21 @@ def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 2-d convolution of input and weight, as ``torch.nn.functional.conv2d``."""
+    """Return the 2-d convolution of input and weight, as ``torch.nn.functional.conv2d``.
+
+    Shape:
+        - input: (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
+        - weight: (C_out, C_in/groups, k_h, k_w), bias: (C_out,)
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7), torch.randn(6, 4, 3, 3)
+        >>> torch.equal(convgrad.conv2d(x, w, padding=1), torch.nn.functional.conv2d(x, w, padding=1))
+        True
+    """
     return run("conv2d", input, weight, bias, (stride, padding, dilation, groups))
 
 
@@ -77,7 +108,18 @@ def conv3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 3-d convolution of input and weight, as ``torch.nn.functional.conv3d``."""
+    """Return the 3-d convolution, as ``torch.nn.functional.conv3d``; errors are those of `conv2d`.
+
+    Shape:
+        - input: (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+        - weight: (C_out, C_in/groups, k_d, k_h, k_w), bias: (C_out,)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7, 7), torch.randn(6, 4, 3, 3, 3)
+        >>> torch.equal(convgrad.conv3d(x, w, padding=1), torch.nn.functional.conv3d(x, w, padding=1))
+        True
+    """
     return run("conv3d", input, weight, bias, (stride, padding, dilation, groups))
 
 
@@ -88,7 +130,20 @@ def conv_transpose1d(
 ) -> Tensor:  # fmt: skip
     """Return the 1-d transposed convolution of input and weight, as ``torch.nn.functional.conv_transpose1d``.
 
-    The layout is that of `conv1d`.
+    The layout and the errors are those of `conv1d`.
+
+    Shape:
+        - input: (N, C_in, L) -> (N, C_out, L_out), or both without N
+        - weight: (C_in, C_out/groups, k), bias: (C_out,)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7), torch.randn(4, 6, 3)
+        >>> torch.equal(convgrad.conv_transpose1d(x, w, stride=2), torch.nn.functional.conv_transpose1d(x, w, stride=2))
+        True
+        >>> y = convgrad.conv_transpose1d(x.transpose(1, 2), w, stride=2, layout="NLC")
+        >>> torch.allclose(y.transpose(1, 2), torch.nn.functional.conv_transpose1d(x, w, stride=2), atol=1e-5)
+        True
     """
     raw = (stride, padding, output_padding, groups, dilation)
     if layout == "NCL":
@@ -100,7 +155,18 @@ def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 2-d transposed convolution, as ``torch.nn.functional.conv_transpose2d``."""
+    """Return the 2-d transposed convolution, as ``torch.nn.functional.conv_transpose2d``; errors are those of `conv2d`.
+
+    Shape:
+        - input: (N, C_in, H, W) -> (N, C_out, H_out, W_out), or both without N
+        - weight: (C_in, C_out/groups, k_h, k_w), bias: (C_out,)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7), torch.randn(4, 6, 3, 3)
+        >>> torch.equal(convgrad.conv_transpose2d(x, w, stride=2), torch.nn.functional.conv_transpose2d(x, w, stride=2))
+        True
+    """
     return run("conv_transpose2d", input, weight, bias, (stride, padding, output_padding, groups, dilation))
 
 
@@ -108,7 +174,18 @@ def conv_transpose3d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None,
     stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the 3-d transposed convolution, as ``torch.nn.functional.conv_transpose3d``."""
+    """Return the 3-d transposed convolution, as ``torch.nn.functional.conv_transpose3d``; errors are those of `conv2d`.
+
+    Shape:
+        - input: (N, C_in, D, H, W) -> (N, C_out, D_out, H_out, W_out), or both without N
+        - weight: (C_in, C_out/groups, k_d, k_h, k_w), bias: (C_out,)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 7, 7, 7), torch.randn(4, 6, 3, 3, 3)
+        >>> torch.equal(convgrad.conv_transpose3d(x, w, stride=2), torch.nn.functional.conv_transpose3d(x, w, stride=2))
+        True
+    """
     return run("conv_transpose3d", input, weight, bias, (stride, padding, output_padding, groups, dilation))
 
 
@@ -188,40 +265,11 @@ _READERS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "conv": lambda d, size, s, pad, dil, g: all_arguments(d, size, s, pad, dil, False, 0, g),
     "conv_transpose": lambda d, size, s, pad, more, g, dil: all_arguments(d, size, s, pad, dil, True, more, g),
 }
-_DOCSTRING = """{first}
-
-    Shape:
-        - input: (N, C_in, {size}) -> (N, C_out, {out}), or both without N
-        - weight: ({channels}, {kernel}), bias: (C_out,)
-
-    Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).{raises}
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, w = torch.randn(2, 4{sevens}), torch.randn({weights}{threes})
-        >>> torch.equal(convgrad.{name}(x, w, {option}), torch.nn.functional.{name}(x, w, {option}))
-        True{example}
-    """
-_EXAMPLE = """
-        >>> y = convgrad.{name}(x.transpose(1, 2), w, {option}, layout="NLC")
-        >>> torch.allclose(y.transpose(1, 2), torch.nn.functional.{name}(x, w, {option}), atol=1e-5)
-        True"""
-_PLAIN = {"channels": "C_out, C_in/groups", "weights": "6, 4", "option": "padding=1"}
-_TRANSPOSED = {"channels": "C_in, C_out/groups", "weights": "4, 6", "option": "stride=2"}
-for _order, (_kind, _said, _functions) in enumerate((
-    ("conv", _PLAIN, (conv1d, conv2d, conv3d)),
-    ("conv_transpose", _TRANSPOSED, (conv_transpose1d, conv_transpose2d, conv_transpose3d)),
-)):  # fmt: skip
+for _order, (_kind, _functions) in enumerate(
+    (("conv", (conv1d, conv2d, conv3d)), ("conv_transpose", (conv_transpose1d, conv_transpose2d, conv_transpose3d)))
+):
     signatures[f"{_kind}1d(layout='NLC')"] = Signature(2, in_one_row(_READERS[_kind]))
     for _d, _function in enumerate(_functions, 1):
-        _name, _letters = f"{_kind}{_d}d", ("L", "HW", "DHW")[_d - 1]
+        _name = f"{_kind}{_d}d"
         signatures[_name] = Signature(_d, _READERS[_kind], _function, _order, getattr(torch, _name))
-        _function.__doc__ = _DOCSTRING.format(
-            first=(_function.__doc__ or "").rstrip(), name=_name, sevens=", 7" * _d, threes=", 3" * _d,
-            size=", ".join(_letters), out=", ".join(f"{n}_out" for n in _letters),
-            kernel=", ".join(f"k_{n.lower()}" for n in _letters) if _d > 1 else "k",
-            raises="\n        ValueError: another layout." if _d == 1 else "",
-            example=_EXAMPLE.format(name=_name, **_said) if _d == 1 else "", **_said,
-        )  # fmt: skip
 signatures["convolution"] = Signature(None, all_arguments, convolution, 2)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
 
 from .. import _compat
-from ..backends import LEAST_NORM, native_norm_takes, norm_gains, normalization_gradients, normalize
+from ..backends import least_norm, native_norm_takes, norm_gains, normalization_gradients, normalize
 from .deferred import Deferred, describes, watching
 
 _KINDS = (Tensor, Parameter)
@@ -38,7 +38,7 @@ def _format(input: Tensor) -> torch.memory_format:
 
 def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
     """Whether the kernels compute an input with the statistics of the batch or of each image, and parameters."""
-    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < LEAST_NORM["input"]:
+    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < least_norm(input.itemsize, by_image):
         return False  # a small input before all else, because its layer has the least time to lose
     plain = (input.is_cpu and _plain()) or describes(input) is not None
     if not plain or input.layout is not torch.strided or not native_norm_takes(input.dtype) or _is_odd(input):
@@ -53,7 +53,7 @@ def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False
         if not alike or not p.is_contiguous() or _is_odd(p):
             return False
     fits = dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2)
-    return fits and norm_gains(input.shape, input.itemsize, not by_image and not input.is_contiguous(), by_image)
+    return fits and norm_gains(input.shape, not by_image and not input.is_contiguous(), by_image)
 
 
 # ---- the reader of the result --------------------------------------------------------------------
