@@ -20,7 +20,6 @@ import os
 import re
 import signal
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -34,6 +33,7 @@ from typing import IO, Any
 import torch
 
 from .._compat import compile_in_this_thread, lock_over_forks
+from .loading import LIBRARIES
 
 Send = Callable[[Any], None]
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
@@ -171,8 +171,7 @@ def _where(trace: IO[str]) -> str:
     """Return the innermost line of a stack of Python that is not in a library's code."""
     trace.seek(0)
     lines = re.findall(r'File "(.*)", line (\d+) in ', trace.read())
-    inner = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
-    return next((f" ({file}:{line})" for file, line in lines if not file.startswith((*inner, "<"))), "")
+    return next((f" ({file}:{line})" for file, line in lines if not file.startswith(LIBRARIES)), "")
 
 
 # ---- a spawned child -----------------------------------------------------------------------------

@@ -7,14 +7,17 @@ import os
 import runpy
 import shlex
 import sys
+import sysconfig
 import traceback
-from concurrent import futures
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+#: How the files begin that are not the user's: this library's, PyTorch's and Python's.
+LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
 
 
 class Loading(NamedTuple):
@@ -61,7 +64,5 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
 
 
 def foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error that are neither this library's nor PyTorch's, nor of what starts scripts."""
-    packages = (str(Path(file).parent) for file in (futures.__file__, torch.__file__, str(Path(__file__).parent)))
-    others = ("<frozen", runpy.__file__, importlib.__file__, *packages)
-    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    """Return the frames of an error that are of the user's files."""
+    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 Accepts = Callable[[ConvProblem], bool]
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-_ONE = """
+_TABLE = """
 mb1ic1iw1oc1kw1; mb1ic3iw13oc5kw3; mb3ic4iw16oc8kw3pw1; mb2ic5iw17oc3kw4pw2; mb1ic2iw20oc4kw5sw2pw2;
 mb2ic3iw19oc2kw3sw3pw1; mb2ic2iw23oc3kw3dw2pw2; mb2g2ic4iw11oc6kw2pw1; mb1g6ic6iw33oc6kw4ow33pw3;
 mb2g16ic16iw37oc16kw3pw1; mb2g4ic4iw9oc12kw3pw1sw2; mb2g3ic6iw15oc3kw5pw2dw1; mb1ic3iw2oc3kw5pw2;
 mb2ic2iw12oc2kw3ow9pw-1; mb1ic4iw9oc4kw4sw2pw1 transposed; mb2g4ic4iw7oc4ow15kw4sw2pw1 transposed
-"""
 
-_TWO = """
 mb1ic1ih1oc1kh1; mb1ic3ih5iw7oc4kh3kw3ph1pw1; mb2ic8ih6iw9oc8kh1kw1; mb2ic6ih9iw8oc5kh1kw1sh2sw2;
 mb3ic4ih8iw16oc8kh3kw3ph1pw1; mb2ic3ih13iw11oc2kh3kw3sh2sw2ph1pw1; mb1ic2ih12iw15oc3kh3kw3sh3sw3;
 mb2ic2ih11iw10oc4kh4kw4sh2sw2ph1pw1; mb2ic3ih9iw12oc3kh2kw2; mb1ic2ih14iw13oc2kh3kw3ph2pw2dh1dw1;
@@ -46,9 +44,7 @@ mb1g4ic4ih13iw12oc4kh3kw3sh4sw4; mb1ic3ih6iw5oc4kh3kw3 transposed;
 mb2ic4ih5iw4oc3oh10ow8kh4kw4sh2sw2ph1pw1 transposed; mb1g6ic6ih7iw6oc6oh14ow12kh4kw4sh2sw2ph1pw1 transposed;
 mb2g2ic4ih4iw5oc2oh9ow11kh3kw3sh2sw2ph0pw0 transposed; mb1ic16ih1iw1oc8kh1kw1; mb4ic7ih4iw4oc33kh3kw3ph1pw1;
 mb2ic3ih7iw9oc4kh1kw5ph0pw2; mb1ic4ih9iw6oc3kh4kw1sh2sw1ph1pw0
-"""
 
-_THREE = """
 mb1ic2id3ih4iw5oc3kd1kh1kw1; mb1ic2id5ih6iw7oc3kd3kh3kw3pd1ph1pw1; mb2ic3id4oc2kd3pd1sd2;
 mb1ic2id6ih5iw9oc2kd2kh3kw4sd2sh1sw3ph1; mb1g4ic4id4ih7iw9oc4kd3kh3kw3pd1ph1pw1; mb2g3ic3id5oc6kd3sd2pd1;
 mb1g2ic4id5ih6iw6oc2kd3kh3kw3pd2ph2pw2dd1dh1dw1; mb1g2ic2id7ih9iw8oc2kd5kh5kw5pd2ph2pw2;
@@ -82,7 +78,7 @@ def default_problems() -> Iterator[ConvProblem]:
         >>> {p.ndim for p in default_problems()}
         {1, 2, 3}
     """
-    for table in (_ONE, _TWO, _THREE):
+    for table in _TABLE.split("\n\n"):
         for i, line in enumerate(table.split(";")):
             both = in_layouts(ConvProblem.parse(line))
             yield from both

@@ -19,7 +19,7 @@ from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generati
 from ..errors import ConvgradError
 from ..ops import apply_linear, autocast_is_on, cast_operands
 from ..settings import may_choose_again
-from .constructors import leaf_of_fx, refuse_scripting
+from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["Linear"]
 

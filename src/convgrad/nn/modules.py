@@ -21,9 +21,10 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..functional import Ints, Layout, Padding
 from ..problem import pad
-from .constructors import dimensions, leaf_of_fx, refuse_scripting
+from .constructors import dimensions
 from .deferred import Deferred
 from .padding import Padded, as_pairs, convolve
+from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 

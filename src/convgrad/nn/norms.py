@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._compat import fx_tracing
-from .constructors import leaf_of_fx, refuse_scripting
 from .normalization import compute, expected_reader, kernels_take
+from .tracing import leaf_of_fx, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 

@@ -98,7 +98,7 @@ class Measurement:
 
 def _in_words(way: str) -> str:
     """The backends of a way: ``aten``; ``native and aten``; ``aten in 2 calls``."""
-    names = [part.split("@")[0] for part in way.split(", ")]
+    names = [name for name, _ in parts_of(way)]
     return f"{names[0]} in {len(names)} calls" if len(names) > len({*names}) else " and ".join(names)
 
 
@@ -107,10 +107,14 @@ def label(backend: Backend) -> str:
     return f"{backend.name}@{backend.version}" if backend.version else backend.name
 
 
+def parts_of(way: str) -> list[tuple[str, str]]:
+    """Return the backends of a way, each with the version of its kernel: this alone reads the text."""
+    return [(name, version) for name, _, version in (part.partition("@") for part in way.split(", "))]
+
+
 def _differ(ways: Iterable[str], now: Iterable[str]) -> bool:
     """Whether ways name another version of a backend than those of now: what was slower may be the fastest."""
-    parts = [[part.partition("@") for way in some for part in way.split(", ")] for some in (ways, now)]
-    before, after = ({name: version for name, _, version in one} for one in parts)
+    before, after = (dict(part for way in some for part in parts_of(way)) for some in (ways, now))
     return any(after.get(name, version) != version for name, version in before.items())
 
 
@@ -238,7 +242,7 @@ def imported(rows: Any) -> tuple[int, int]:
         if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         for way in row.times:
-            names = [part.split("@")[0] for part in way.split(", ")]
+            names = [name for name, _ in parts_of(way)]
             if never.intersection(names) or len(names) not in (1, len(passes)) or not way.isprintable():
                 raise ValueError(f"{way!r} is no choice for {named} of {text}")
         found[key] = row

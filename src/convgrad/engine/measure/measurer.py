@@ -31,7 +31,7 @@ from ..plan import Step, bind_step, slots_of
 from ..registry import backends, computed_at_once, registered
 from . import store
 from .environment import environment, kind_of_machine
-from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
+from .measurements import SETTLED, Measurement, add, find, key_of, label, parts_of, reload, similar
 from .timer import Comparison, call_seconds, compare, second_call
 from .trials import trials
 
@@ -245,11 +245,11 @@ def fusion_gains(
 
 def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
     """The steps of a way; None where one of its backends is not there, is another version, or cannot."""
-    names, known = way.split(", "), {label(b): b for b in backends().values()}
-    parts: list[Outputs] = [outputs] if len(names) == 1 else [(p,) for p in passes_of(outputs)]
-    if len(names) != len(parts) or not all(name in known for name in names):
+    named, there = parts_of(way), backends()
+    parts: list[Outputs] = [outputs] if len(named) == 1 else [(p,) for p in passes_of(outputs)]
+    if len(named) != len(parts) or not all(n in there and there[n].version == version for n, version in named):
         return None
-    each = [(known[name], part) for name, part in zip(names, parts, strict=True)]
+    each = [(there[name], part) for (name, _), part in zip(named, parts, strict=True)]
     steps = [Step(b, given, "") for b, part in each if (given := computed_at_once(b, problem, part, device))]
     return tuple(steps) if len(steps) == len(each) else None
 
