@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -74,3 +75,9 @@ def include_path() -> str:
 
 def __dir__() -> list[str]:
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_LATER})
+
+
+if "CONVGRAD_WATCH" in os.environ:  # a process that the script of `convgrad run` started
+    from .diagnostics import watch_this_process
+
+    watch_this_process()

@@ -141,10 +141,10 @@ def test_torchrun_with_two_processes(run, accelerate, tmp_path):
 
 
 def test_the_environment_is_as_before(tmp_path):
-    before = dict(os.environ)
+    before, path = dict(os.environ), list(sys.path)
     (tmp_path / "script.py").write_text("pass")
     assert run_script(str(tmp_path / "script.py"), out=io.StringIO()) == 0
-    assert dict(os.environ) == before
+    assert (dict(os.environ), sys.path) == (before, path)
 
 
 def test_the_first_rows_and_then_the_sum():

@@ -92,7 +92,7 @@ def test_what_aten_runs_inside() -> None:
     e = explain_problem(P.replace(memory_format=torch.channels_last, dtype=torch.bfloat16), device=H100)
     assert e.aten.gradient_backend.answer == "Cudnn"
     assert e.limits is not None
-    assert e.limit_seconds == e.limits.seconds(e.problem)
+    assert e.limits.seconds(e.problem) > 0
     assert "datasheet of the H100" in e.summary
 
 
@@ -121,7 +121,8 @@ def test_measuring() -> None:
     assert part is not None
     assert 0 < part < 5
     for part, said in ((1.04, False), (1.5, True)):
-        fast = replace(e, rows=(replace(chosen, seconds=(e.limit_seconds or 0) / part),))
+        assert e.limits is not None
+        fast = replace(e, rows=(replace(chosen, seconds=e.limits.seconds(e.problem) / part),))
         assert ("convgrad info --measure" in " ".join(str(fast).split())) == said
     assert "measured on this CPU" in " ".join(str(e).split())
     if torch.backends.mkldnn.is_available():
@@ -463,11 +464,9 @@ def test_one_output_may_stand_alone() -> None:
 
 
 def test_a_transposed_problem_says_which_pass_is_its_output() -> None:
-    note = "its output is the pass grad_input"
     text = str(explain(nn.ConvTranspose2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
-    assert note in text
-    assert text.index("\noutput (a grad_input)") < text.index("\ngrad_input (a forward)")
-    assert note not in str(explain(nn.Conv2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+    assert text.index("\ngrad_input (its output)") < text.index("\nforward (its grad_input)")
+    assert "(its" not in str(explain(nn.Conv2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
 
 
 @pytest.mark.parametrize(

@@ -130,19 +130,18 @@ def _load_package() -> None:
         package.__spec__.loader.exec_module(package)
 
 
-def _version(shown: bool) -> None:
-    if shown:
+def _shown(given: bool | str) -> None:
+    """Answer ``--version``, which is a flag, or ``--schema``, and end."""
+    if not given:
+        return
+    if given is True:
         print(__version__)
-        raise typer.Exit
-
-
-def _schema(name: str) -> None:
-    if name:
+    else:
         _load_package()
         from .schemas import schema_of_command
 
-        print(json.dumps(schema_of_command(name), indent=1))
-        raise typer.Exit
+        print(json.dumps(schema_of_command(given), indent=1))
+    raise typer.Exit
 
 
 @app.callback()
@@ -153,10 +152,10 @@ def main(
         typer.Option("--kernels", "-k", help="A script (with its arguments) or module that registers kernels."),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_shown, is_eager=True)
     ] = False,
     schema: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Show the schema of its --json.", callback=_schema, is_eager=True)
+        str, typer.Option(metavar="COMMAND", help="Show the schema of its --json.", callback=_shown, is_eager=True)
     ] = "",
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
@@ -191,8 +190,6 @@ def _load_kernels(source: str, verify: bool) -> None:
             error = fail(f"{source} raised {type(error).__name__}: {error}")
         raise error from None
 
-
-# ---- printing ------------------------------------------------------------------------------------
 
 _given: list[str] = []
 _mute = [False]
@@ -236,9 +233,6 @@ def progress(what: str, total: int) -> Generator[Callable[..., None], None, None
     console, printed = Console(stderr=True), sys.stdout.isatty()  # into a file goes what is printed, not the bar
     with Progress(console=console, disable=not sys.stderr.isatty(), transient=True, redirect_stdout=printed) as bar:
         yield partial(bar.update, bar.add_task(what, total=total))
-
-
-# ---- errors --------------------------------------------------------------------------------------
 
 
 _formatwarning = warnings.formatwarning
@@ -322,8 +316,6 @@ def _refused(what: object, status: int = 2) -> int:
     say(f"convgrad: {what}", sys.stderr)
     return status
 
-
-# ---- completion ----------------------------------------------------------------------------------
 
 _before: list[str] = []
 

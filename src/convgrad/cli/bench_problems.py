@@ -66,7 +66,10 @@ def run_problems(
             least = known and known.seconds(problem)
             try:
                 for pass_ in passes_of(outputs or directions.get(problem, PASSES)):
-                    for name in _backends(problem, pass_, names, place):
+                    chosen = names or [choose(problem, (pass_,), place)[0].backend.name]
+                    if "all" in names:
+                        chosen = [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), place)]
+                    for name in chosen:
                         line = {**_UNTIMED, "problem": str(problem), "output": pass_, "backend": name}
                         lines.append(line | _timed(problem, pass_, name, place, seconds, least))
             finally:
@@ -88,12 +91,6 @@ def run_problems(
     rows = [{"fraction_of_limit" if name == "of_limit" else name: v for name, v in line.items()} for line in lines]
     data = {"conditions": conditions(str(place)), "problems": rows, "warnings": warnings}
     return Result(data, 130 if interrupted else int(bad))
-
-
-def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
-    if "all" in names:
-        return [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), device)]
-    return names or [choose(problem, (pass_,), device)[0].backend.name]
 
 
 def _timed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -124,7 +124,12 @@ def check(
         say("nothing could be checked")
     data = {"problems": len(problems), "checked": len(checked), "not_checked": declined, "reduced": reduced,
             "stopped": stopped, "properties": list(properties), "took_seconds": took, "ok": report.ok,
-            "results": [_plain(r) for r in report.results]}  # fmt: skip
+            "results": [
+                {**{name: value for name, value in vars(r).items() if name != "operands"}, "problem": str(r.problem),
+                 **{name: None for name in ("worst", "bound") if not isfinite(getattr(r, name))},
+                 **({"repeat": r.command} if r.status in ("failed", "differs") else {})}
+                for r in report.results
+            ]}  # fmt: skip
     return Result(data, 130 if stopped == "interrupted" else int(not report.ok))
 
 
@@ -153,12 +158,6 @@ def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], 
     say(f"{'' if ended else 'interrupted after '}PyTorch's kernels on {done} problems with poisoned memory: "
         f"{len(findings)} found wrong beyond what is known (convgrad info --all){avoided}")  # fmt: skip
     return findings, ended
-
-
-def _plain(r: CheckResult) -> dict[str, Any]:
-    found: dict[str, Any] = {name: value for name, value in vars(r).items() if name != "operands"}
-    found |= {"problem": str(r.problem)} | {name: None for name in ("worst", "bound") if not isfinite(found[name])}
-    return found | ({"repeat": r.command} if r.status in ("failed", "differs") else {})
 
 
 def _pairs(

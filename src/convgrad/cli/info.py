@@ -57,9 +57,6 @@ def info(
     return Result(data)
 
 
-# ---- what there is -------------------------------------------------------------------------------
-
-
 def gather() -> dict[str, Any]:
     """Return everything that `info` shows, as plain data."""
     import torch
@@ -68,8 +65,15 @@ def gather() -> dict[str, Any]:
     from .._compat import package_version
     from ..backends import DEFECTS
     from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of
-    from ..engine import backends, measurements, recorded, store
+    from ..engine import backends, measurements, reasons_against, recorded, store
     from ..engine.measure import conditions
+    from ..problem import PASSES, ConvProblem
+
+    def layer(backend: Backend, text: str) -> dict[str, Any]:
+        problem, place = ConvProblem.parse(text), torch.device(kind)
+        against = {p: reasons_against(backend, problem, (p,), place) for p in PASSES}
+        usable = [p for p, reasons in against.items() if not reasons]
+        return {"passes": usable, "reasons_against": next(filter(None, against.values()), [])}
 
     machine, folder, cudnn = Machine.here(), store.folder(), torch.backends.cudnn
     limits, on_gpu = limits_of(machine, torch.float32), torch.cuda.is_available()
@@ -94,7 +98,10 @@ def gather() -> dict[str, Any]:
                 *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())),
             ],
         },
-        "backends": {name: _backend(backend, kind) for name, backend in backends().items()},
+        "backends": {
+            name: {"summary": b.summary, "device": kind, "layers": {k: layer(b, text) for k, text in _SAMPLES.items()}}
+            for name, b in backends().items()
+        },
         "settings": {
             "deterministic": settings.deterministic(),
             "cudnn_enabled": cudnn.enabled,
@@ -117,24 +124,6 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _backend(backend: Backend, device: str) -> dict[str, Any]:
-    import torch
-
-    from ..engine import reasons_against
-    from ..problem import PASSES, ConvProblem
-
-    layers = {}
-    for kind, text in _SAMPLES.items():
-        problem, place = ConvProblem.parse(text), torch.device(device)
-        reasons = {p: reasons_against(backend, problem, (p,), place) for p in PASSES}
-        usable = [p for p, against in reasons.items() if not against]
-        layers[kind] = {"passes": usable, "reasons_against": next(filter(None, reasons.values()), [])}
-    return {"summary": backend.summary, "device": device, "layers": layers}
-
-
-# ---- for people ----------------------------------------------------------------------------------
-
-
 def _lines(data: dict[str, Any], everything: bool) -> Iterator[tuple[str, str]]:
     """Yield a name and a text for each line: a screen of them, or with every reason and every defect."""
     from ..backends import why_absent
@@ -153,7 +142,13 @@ def _lines(data: dict[str, Any], everything: bool) -> Iterator[tuple[str, str]]:
     can = [name for name, b in backends.items() if any(x["passes"] for x in b["layers"].values())]
     yield "backends", f"on {backends['aten']['device']} for float32 layers: {', '.join(can)}"
     if everything:
-        yield from _of_backends(backends)
+        for name, backend in backends.items():
+            yield f"  {name}", backend["summary"]
+            answers: dict[str, list[str]] = {}
+            for kind, layer in backend["layers"].items():
+                passes = ", ".join(layer["passes"]) or f"no: {'; '.join(layer['reasons_against'])}"
+                answers.setdefault(passes, []).append(kind)
+            yield from (("", f"  {', '.join(kinds)} on {backend['device']}: {some}") for some, kinds in answers.items())
     else:
         yield "not for these", f"{', '.join(n for n in backends if n not in can)} (why: convgrad info --all)"
         yield from ((f"  {name}", backends[name]["summary"]) for name in backends if name not in BACKENDS)
@@ -173,13 +168,3 @@ def _lines(data: dict[str, Any], everything: bool) -> Iterator[tuple[str, str]]:
     if everything:
         yield "", f"{store['verified']} kernels verified, {store['defects']} defects of PyTorch found here"
     yield "package", data["paths"]["package"]
-
-
-def _of_backends(backends: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, backend in backends.items():
-        yield f"  {name}", backend["summary"]
-        answers: dict[str, list[str]] = {}
-        for kind, layer in backend["layers"].items():
-            can = ", ".join(layer["passes"]) or f"no: {'; '.join(layer['reasons_against'])}"
-            answers.setdefault(can, []).append(kind)
-        yield from (("", f"  {', '.join(kinds)} on {backend['device']}: {can}") for can, kinds in answers.items())

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,6 @@ MODELS = {
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
-# ---- a model by its name ---------------------------------------------------------------------------
-
-
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     """Return the model on a device, and the inputs that its function returns with it, or None.
 
@@ -115,9 +113,7 @@ def _own(name: str) -> Callable[[], Any]:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # to stay: what is found may import more when it is called
     try:
-        result: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            result = getattr(result, part)
+        result: Any = attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
     if isinstance(result, nn.Module):
@@ -138,9 +134,6 @@ def explained(name: str, machine: Machine, of: OfModel, outputs: tuple[Output, .
     if isinstance(result, Explanation):
         return ModelExplanation(result.machine, (Layer((name,), name, result),))
     return result
-
-
-# ---- its inputs ------------------------------------------------------------------------------------
 
 
 def with_inputs(name: str, device: torch.device | str, of: OfModel) -> tuple[nn.Module, Any]:

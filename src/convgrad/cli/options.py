@@ -67,16 +67,6 @@ def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
     return tuple(o for o in OUTPUTS if o in names) if names else None
 
 
-# ---- checked and completed -----------------------------------------------------------------------
-
-
-def only_for(kind: str, what: str, is_one: bool, options: dict[str, object], hint: str = "") -> None:
-    """Refuse the options that are given with something that is not of the kind for which they are."""
-    for option, given in options.items():
-        if given and not is_one:
-            raise fail(f"{option} is for a {kind}, and {what!r} is none", hint)
-
-
 class OfModel(NamedTuple):
     """The options of a model."""
 
@@ -86,8 +76,9 @@ class OfModel(NamedTuple):
 
     def only_for(self, is_model: bool, what: str, hint: str = "", **more: object) -> None:
         """Refuse these options, and ``more``, for what is no model."""
-        given = {"--input": self.shape, "--dtype": self.dtype, "--channels-last": self.last}
-        only_for("model", what, is_model, given | {f"--{name}": value for name, value in more.items()}, hint)
+        for name, given in {"input": self.shape, "dtype": self.dtype, "channels-last": self.last, **more}.items():
+            if given and not is_model:
+                raise fail(f"--{name} is for a model, and {what!r} is none", hint)
 
 
 def _one_of(flags: tuple[str, ...], names: tuple[str, ...], help: str, **settings: Any) -> Any:
@@ -155,9 +146,6 @@ def problem_or(*names: str) -> Callable[[str], list[str]]:
         return result if len(result) > 1 else []  # the shell would put a space behind the only one
 
     return complete
-
-
-# ---- options -------------------------------------------------------------------------------------
 
 
 def what(metavar: str, help: str, *names: str) -> Any:

@@ -16,7 +16,7 @@ import typer
 from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
 from .models import MODELS, with_inputs
-from .options import OfModel, is_script, only_for, writable
+from .options import OfModel, is_script, writable
 
 if TYPE_CHECKING:
     import torch
@@ -67,14 +67,18 @@ def report(
     from ..diagnostics import Profile, profile_script, profile_table
 
     page = out or (None if as_json else Path("report.html"))
-    target = page and _ready(page)
+    for package in ("jinja2", "matplotlib") if page and page.suffix != ".json" else ():
+        if find_spec(package) is None:
+            raise fail(f"a page needs {package}", "pip install 'convgrad[report]', or -o report.json")
+    target = writable(page)
     before = None if against is None else Profile.read(against)
     of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
     of = OfModel(shape, dtype, channels_last)
     of.only_for(not (of_script or is_table), what, device=device != "cpu")
-    only_for("script", what, of_script, {"--stock": stock, f"the argument {(args or [''])[0]!r}": args})
-    status_line = Console(stderr=True).status("starting")
-    stage = status_line.update
+    if (stock or args) and not of_script:
+        given = f"the argument {args[0]!r}" if args and not stock else "--stock"
+        raise fail(f"{given} is for a script, and {what!r} is none")
+    stage = (status_line := Console(stderr=True).status("starting")).update
     with status_line if sys.stderr.isatty() else nullcontext():
         if of_script:
             profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
@@ -92,15 +96,6 @@ def report(
     say(profile.text(min(width(), 100), everything=everything))
     say(f"written to {page}")
     return Result(profile.to_dict(), status)
-
-
-def _ready(page: Path) -> Path | None:
-    """Return the absolute path of the page; refuse it before anything runs if it cannot be drawn."""
-    if page.suffix != ".json":
-        for package in ("jinja2", "matplotlib"):
-            if find_spec(package) is None:
-                raise fail(f"a page needs {package}", "pip install 'convgrad[report]', or -o report.json")
-    return writable(page)
 
 
 def profile_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,10 +49,6 @@ def run_command(
     """
     from ..diagnostics import run_script
 
-    def write(data: dict[str, Any]) -> None:
-        if as_json is not None:
-            as_json.write_text(json_text("run", data) + "\n", encoding="utf-8")
-
     if script.startswith("-") and not Path(script).exists():
         raise fail(f"there is no option {script!r}", "see convgrad run --help; options of the script stand behind it")
     if stock and accelerate:
@@ -60,7 +56,8 @@ def run_command(
     try:
         status = run_script(
             script, args or (), stock=stock, accelerate=accelerate, csv=csv, module=module, measure=measure,
-            width=width(), first=rows or None, trace=trace, kernels=loaded_kernels, then=write,
+            width=width(), first=rows or None, trace=trace, kernels=loaded_kernels,
+            then=as_json and (lambda data: as_json.write_text(json_text("run", data) + "\n", encoding="utf-8")),
         )  # fmt: skip
     except FileNotFoundError as error:
         hint = f"it was looked for in {Path.cwd()}; convgrad's own options stand before the script"

@@ -6,33 +6,34 @@ object with these fields (``"name?"`` may be missing, ``str`` is any name), and 
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..diagnostics import Limits, Profile, Variant
+from ..diagnostics import Answer, Call, Limits, Profile, Variant
 from ..diagnostics.aten_rules.names import Kernel, Scratch
 from ..errors import UnknownNameError
 from ..problem import OUTPUTS
 from .app import SCHEMA_VERSION
+
+
+def _of(dataclass: type, *without: str) -> dict[str, Any]:
+    """Return the shape of a dataclass without some of its fields."""
+    return {name: hint for name, hint in get_type_hints(dataclass).items() if name not in without}
+
 
 _AMOUNT = (float, None)  # None where there is none, or it is not finite
 _FINDINGS = [{"problem": str, "output": OUTPUTS, "what": str, "repeat": str}]
 
 _EXPLANATION = {
     "problem": str, "machine": str, "flops": int, "least_bytes": int,
-    "limit": ({**get_type_hints(Limits), "least_seconds": float, "bound": ("memory", "arithmetic")}, None),
-    "rows": [{
-        "output": OUTPUTS, "backend": str, "chosen": bool, "usable": bool, "reasons": [str], "layout": str, "runs": str,
-        "workspace_bytes": int, "seconds": _AMOUNT, "fraction_of_limit": _AMOUNT,
-    }],
+    "limit": ({**_of(Limits), "least_seconds": float, "bound": ("memory", "arithmetic")}, None),
+    "rows": [_of(Answer, "workspace") | {"output": OUTPUTS, "workspace_bytes": int, "fraction_of_limit": _AMOUNT}],
     "warnings": [str],
 }  # fmt: skip
 _CALL = {
-    "layers": [str], "outputs": [str],
-    **dict.fromkeys(("problem", "shown", "backend", "reason", "layout", "device"), str),
-    **dict.fromkeys(("calls", "flops", "bytes", "copies"), int), "milliseconds": float, "total": float,
-    **dict.fromkeys(("pytorch", "least", "of_limit", "speedup?", "low?", "high?"), _AMOUNT), "bound": (str, None),
+    **_of(Call, "kernel", "call", "copied"), "outputs": [str], "shown": str,
+    **dict.fromkeys(("flops", "bytes", "copies"), int),
 }  # fmt: skip
 _CHECK = {
     **dict.fromkeys(("problems", "checked", "not_checked", "reduced"), int), "took_seconds": float, "ok": bool,
@@ -73,7 +74,7 @@ SHAPES: dict[str, Any] = {
             **dict.fromkeys(("milliseconds", "gflops_per_second", "fraction_of_limit", "pytorch_milliseconds", "speed",
                              "speed_low", "speed_high"), _AMOUNT),
         }]},
-        {"conditions": str, "steps": [{"model": str, **get_type_hints(Variant)}]},
+        {"conditions": str, "steps": [{"model": str, **_of(Variant)}]},
     ),
     "tune": {
         "aten_findings?": _FINDINGS,
@@ -90,7 +91,7 @@ SHAPES: dict[str, Any] = {
         }],
     },
     "report": {
-        **get_type_hints(Profile), "kind": ("step", "run", "table"), "rows": [_CALL], "limits": [Limits],
+        **_of(Profile), "kind": ("step", "run", "table"), "rows": [_CALL], "limits": [Limits],
         "before": ({"what": str, "made": str, "conditions": str, "milliseconds": _AMOUNT, "rows": [_CALL]}, None),
     },
     "names": {"name": str, "direct_function?": str, "direct_functions?": [str], "functions?": Kernel,
@@ -112,9 +113,8 @@ def schema_of_command(command: str, *, more: bool = True) -> dict[str, Any]:
 def schema_of(shape: Any, more: bool) -> dict[str, Any]:
     """Return the JSON Schema of a shape; no number is negative."""
     origin, args = get_origin(shape), get_args(shape)
-    if is_dataclass(shape):
-        hints = get_type_hints(shape)
-        shape = {f.name: hints[f.name] for f in fields(shape)}
+    if isinstance(shape, type) and is_dataclass(shape):
+        shape = _of(shape)
     elif origin in (Union, UnionType):
         shape = args
     elif origin in (tuple, list):

@@ -72,6 +72,7 @@ def tune(
     """
     from .. import __version__
     from ..engine import measurements, store
+    from ..foreign import read_json
     from ..settings import determinism_demanded
 
     if not (what or export or import_ or forget or aten > 0):
@@ -81,7 +82,12 @@ def tune(
         data["removed_problems"] = measurements.forget()
         say(f"choices for {counted(data['removed_problems'])} removed")
     if import_ is not None:
-        read, here = _import(import_)
+        try:
+            read, here = measurements.imported(read_json(import_.read_text(encoding="utf-8-sig"))["choices"])
+        except FileNotFoundError:
+            raise fail(f"there is no file '{import_}'", "what convgrad tune --export wrote") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise fail(f"{import_} holds no exported choices: {error}", "a file that tune --export wrote") from None
         data["imported_problems"], data["imported_problems_for_this_machine"] = read, here
         say(f"choices for {counted(read)} read, {here} of them for this kind of machine")
     if aten > 0:
@@ -105,9 +111,6 @@ def tune(
         say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
     failed = data.get("script_status") or int(bool(lost) and export is None)
     return Result(data, 130 if data.get("interrupted") else failed)
-
-
-# ---- what to measure -------------------------------------------------------------------------------
 
 
 def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, data: dict[str, Any]) -> Iterable[Job]:
@@ -141,9 +144,6 @@ def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
             plain = (problem if problem.padding_mode == "zeros" else padded(problem)).replace(name="")
             yield Job(plain, (problem.bias_pass,))
             yield Job(plain.replace(has_bias=False), gradient_outputs(problem.transposed, (True, True, False)))
-
-
-# ---- measuring -------------------------------------------------------------------------------------
 
 
 def measure_all(jobs: Collection[Job], device: torch.device, moved: Callable[..., object] = lambda **_: None) -> None:
@@ -188,19 +188,3 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
         of = f"{left} of {len(jobs) * rounds} measurements are left"
         say(f"convgrad: interrupted; {of}, the same command goes on", sys.stderr)
     return {"choices": choices, "not_measured": unmeasured, "interrupted": interrupted, "measurements_left": left}
-
-
-# ---- other machines --------------------------------------------------------------------------------
-
-
-def _import(path: Path) -> tuple[int, int]:
-    """For how many problems choices were read, and for how many of this kind of machine."""
-    from ..engine import measurements
-    from ..foreign import read_json
-
-    try:
-        return measurements.imported(read_json(path.read_text(encoding="utf-8-sig"))["choices"])
-    except FileNotFoundError:
-        raise fail(f"there is no file '{path}'", "what convgrad tune --export wrote") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise fail(f"{path} holds no exported choices: {error}", "a file that convgrad tune --export wrote") from None

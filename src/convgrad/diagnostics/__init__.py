@@ -16,6 +16,7 @@ from .pictures import by_pytorch, draw_roofline, svg
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
 if TYPE_CHECKING:
+    from .children import watch_this_process
     from .profile import SCHEMA, Change, Cost, Moment, Profile, Variant, changes
     from .script import profile_script, profile_table, run_script
     from .step import profile_model
@@ -26,7 +27,7 @@ __all__ = [
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
-    "requested", "run_script", "select_conv_backend", "svg", "trace", "without_figures",
+    "requested", "run_script", "select_conv_backend", "svg", "trace", "watch_this_process", "without_figures",
 ]  # fmt: skip
 
 
@@ -34,6 +35,6 @@ def __getattr__(name: str) -> Any:
     """Load what makes profiles when it is first named."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import profile, script, step
+    from . import children, profile, script, step
 
-    return next(getattr(module, name) for module in (profile, step, script) if hasattr(module, name))
+    return next(getattr(module, name) for module in (profile, step, script, children) if hasattr(module, name))

@@ -116,14 +116,9 @@ class Call:
         return result
 
     @property
-    def transposed(self) -> bool:
-        """Whether the user called a transposed convolution."""
-        return self.convolution.transposed
-
-    @property
     def shown(self) -> str:
         """The outputs for people; of a transposed convolution with what they are to its user."""
-        return shown_outputs(self.outputs.split("+"), self.transposed)
+        return shown_outputs(self.outputs.split("+"), self.convolution.transposed)
 
     @property
     def same(self) -> tuple[str, str, str, str]:
@@ -257,10 +252,30 @@ _OF_A_STEP = 4096  # calls; of a longer step there is no timeline
 
 
 class Trace(Drawn):
-    """Every call of a backend while its block is open; made by `trace`.
+    """Record every call through convgrad inside this block, in every thread: backend, kernel, layout, copies, time.
+
+    Inside ``with convgrad.takeover(), convgrad.trace() as t:`` every convolution is recorded, of PyTorch's own layers
+    and functions and of the layers that `accelerate_` left, too.
+
+    A backward pass inside the block is recorded if its forward ran there too, or if a kernel other than ATen's was
+    chosen for any part of the call. Otherwise the call was PyTorch's own, and so is its backward; inside
+    `convgrad.models.observe_aten` these are recorded too, with every other convolution of the process.
+
+    Under `torch.profiler` every call is labelled without a trace (``convgrad::grad_weight[native]``).
+
+    Args:
+        onednn: on the CPU, also name the oneDNN primitive behind each call of ATen. oneDNN reports to standard output,
+            which is therefore read and passed on while the block lasts.
 
     Attributes:
         records: one `Call` for each call of a backend, in order.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> with convgrad.trace() as t:
+        ...     _ = convgrad.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))
+        >>> [r.outputs for r in t]
+        ['forward']
     """
 
     def __init__(self, *, onednn: bool = False) -> None:
@@ -319,7 +334,10 @@ class Trace(Drawn):
 
     def to_dict(self) -> Any:
         """Return plain data, ready for json: a list of calls."""
-        return [{n: getattr(c, n) for n in (*_EACH, "transposed")} | {"copies": [*c.copies]} for c in self.records]
+        return [
+            {name: getattr(c, name) for name in _EACH} | {"copies": [*c.copies], "transposed": c.convolution.transposed}
+            for c in self.records
+        ]
 
     def __str__(self) -> str:
         return self.table()
@@ -369,12 +387,11 @@ class Usage(Trace):
 
     @property
     def rows(self) -> list[Call]:
-        own = [
+        return together([*(
             replace(one.first, calls=one.calls, total=one.seconds * 1e3, milliseconds=median(one.latest) * 1e3,
                     layers=tuple(self._layers.get(computed(one.first.convolution), ())))
             for one in list(self._sums.values())
-        ]  # fmt: skip
-        return together([*own, *self._others])
+        ), *self._others])  # fmt: skip
 
     def table(self, *, width: int | None = None, first: int | None = None) -> str:
         """Return a line of text for equal calls together; no wider than ``width``.
@@ -440,27 +457,4 @@ def together(calls: Sequence[Call]) -> list[Call]:
     return sorted(rows, key=lambda call: -call.total)
 
 
-def trace(*, onednn: bool = False) -> Trace:
-    """Record every call through convgrad inside this block, in every thread: backend, kernel, layout, copies, time.
-
-    Inside ``with convgrad.takeover(), convgrad.trace() as t:`` every convolution is recorded, of PyTorch's own layers
-    and functions and of the layers that `accelerate_` left, too.
-
-    A backward pass inside the block is recorded if its forward ran there too, or if a kernel other than ATen's was
-    chosen for any part of the call. Otherwise the call was PyTorch's own, and so is its backward; inside
-    `convgrad.models.observe_aten` these are recorded too, with every other convolution of the process.
-
-    Under `torch.profiler` every call is labelled without a trace (``convgrad::grad_weight[native]``).
-
-    Args:
-        onednn: on the CPU, also name the oneDNN primitive behind each call of ATen. oneDNN reports to standard output,
-            which is therefore read and passed on while the block lasts.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> with convgrad.trace() as t:
-        ...     _ = convgrad.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))
-        >>> [r.outputs for r in t]
-        ['forward']
-    """
-    return Trace(onednn=onednn)
+trace = Trace

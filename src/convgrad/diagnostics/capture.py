@@ -73,15 +73,13 @@ def problem_on(machine: Machine, call: ConvCall, padding_mode: PaddingMode = "ze
 
 #: Operator that computes gradients -> its input, weight, bias and arguments, and which gradients.
 _GRADIENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "convgrad::grad_input": lambda a: (_like(a[0], a[2]), a[1], None, *a[3:9], (True, False, False)),
-    "convgrad::grad_weight": lambda a: (a[1], _like(a[0], a[2]), None, *a[3:9], (False, True, False)),
+    "convgrad::grad_input": lambda a: (
+        a[0].new_empty(tuple(a[2]), device="meta"), a[1], None, *a[3:9], (True, False, False)),
+    "convgrad::grad_weight": lambda a: (
+        a[1], a[0].new_empty(tuple(a[2]), device="meta"), None, *a[3:9], (False, True, False)),
     "convgrad::convolution_backward": lambda a: (a[1], a[2], None, *a[4:11]),
     "aten::convolution_backward": lambda a: (a[1], a[2], None, *a[4:11]),
-}
-
-
-def _like(tensor: Tensor, size: Sequence[int]) -> Tensor:
-    return tensor.new_empty(tuple(size), device="meta")
+}  # fmt: skip
 
 
 class _Recorder(DispatchMode):
@@ -119,23 +117,21 @@ class _Recorder(DispatchMode):
     def convolve(self, *arguments: Any) -> Tensor | None:
         """Note a convolution whose kernel pads the input itself; None where it takes a padded copy."""
         *operands, mode = arguments
-        problem = problem_on(self.machine, self._call(*operands), mode)
+        problem = self._note(*operands, mode=mode)
         if padding.takes_copy(problem, choose(problem, (problem.bias_pass,), torch.device("cpu"), active())):
+            self.found.pop()
             return None
-        self._note(*operands, mode=mode)
         self.padded = True
         return _result(problem, operands[0]).requires_grad_(any(t.requires_grad for t in operands[:3] if t is not None))
-
-    def _call(self, *arguments: Any) -> ConvCall:
-        # What runs for real was cast already, but for the weight of a linear layer.
-        dtype = now.autocast.get(self.machine.device_type) if self.meta and (now := running()) else arguments[0].dtype
-        return ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
 
     def _note(
         self, *arguments: Any, linear: bool = False, wanted: Sequence[bool] = (), mode: PaddingMode = "zeros"
     ) -> ConvProblem:
         """Note this process's part of a call; return the problem of all of it."""
-        now, call = running(), self._call(*arguments)
+        now = running()
+        # What runs for real was cast already, but for the weight of a linear layer.
+        dtype = now.autocast.get(self.machine.device_type) if self.meta and now else arguments[0].dtype
+        call = ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
         name, kind = (self.names.get(now.module, ""), type(now.module).__name__) if now else ("", "")
         outputs = gradient_outputs(call.geometry.transposed, wanted) if wanted else ()
         part, placements, transfers = part_of_call(call, arguments[:3], self.outputs)

@@ -1,8 +1,8 @@
 """The processes that a script starts: each writes the calls that it makes to a folder, where the first one reads them.
 
-A forked process goes on watching. A new interpreter, as ``torchrun`` and multiprocessing start it, finds the folder
-``child`` on its PYTHONPATH, and watches from its import of PyTorch on. A process that is killed has written what it
-computed until a second before.
+A forked process goes on watching. A new interpreter, as ``torchrun`` and multiprocessing start it, finds the folder on
+its PYTHONPATH, and in it an entry point that PyTorch calls once it is imported. A process that is killed has written
+what it computed until a second before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 import warnings
@@ -30,7 +31,17 @@ from .layers import layer_ranges
 
 #: The variable of the environment that says how a child is watched, where it writes, and whose kernels it loads.
 _VARIABLE = "CONVGRAD_WATCH"
-_CHILD = str(Path(__file__).parent / "child")
+#: File of the folder -> its text. At its end, the package watches the process in which it is imported.
+_ENTRY_POINT = {
+    "convgrad_child-0.dist-info/entry_points.txt": "[torch.backends]\nconvgrad_child = convgrad_child:watch\n",
+    "convgrad_child.py": """def watch():
+    try:
+        import convgrad
+    except ImportError as error:
+        import os, sys
+        print(f"convgrad run does not watch process {os.getpid()}: {error}", file=sys.stderr)
+""",
+}
 
 
 class Watch:
@@ -131,11 +142,17 @@ def watching(how: str, usage: Usage, kernels: Sequence[str] = (), trace: Path | 
     """Watch this process and its children, which load the kernels, while the block lasts; ``usage`` gets the calls."""
     folder, first, before = tempfile.mkdtemp(prefix="convgrad"), os.getpid(), dict(os.environ)
     os.environ[_VARIABLE] = json.dumps([how, folder, trace and str(trace), *kernels])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILD, before.get("PYTHONPATH"))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before.get("PYTHONPATH"))))
+    for name, text in _ENTRY_POINT.items():
+        Path(folder, name).parent.mkdir(exist_ok=True)
+        Path(folder, name).write_text(text)
+    sys.path.append(folder)  # which multiprocessing hands on
     try:
         with Watch(how, folder, usage).open() as watch:
             yield watch
     finally:
+        with suppress(ValueError):  # the script may have a path of its own by now
+            sys.path.remove(folder)
         for name in (_VARIABLE, "PYTHONPATH"):
             os.environ.pop(name, None)
             os.environ.update({name: before[name]} if name in before else {})
@@ -145,8 +162,6 @@ def watching(how: str, usage: Usage, kernels: Sequence[str] = (), trace: Path | 
 
 def watch_this_process() -> None:
     """Watch this process, a child in which a new interpreter runs, until it ends."""
-    if _VARIABLE not in os.environ:
-        return
     how, folder, trace, *kernels = json.loads(os.environ[_VARIABLE])
     for source in kernels:
         load_kernels(source, verify=False)  # as the first process did

@@ -72,7 +72,13 @@ def costs_of_rows(
         if faster := {name: speed for name, speed in speedups.items() if speed.low > 1}:
             best, gain = max(faster.items(), key=lambda one: one[1].value)
             what = f"{row.shown} of {row.layers[0] if row.layers else row.problem}: {best} is {gain} as fast as "
-            kind, remedy = _remedy(row, tune, stock)
+            kind, remedy = "backend", "convgrad.accelerate_(model)"
+            if row.reason.startswith("requested by name"):
+                remedy = f"leave out the request for {row.backend_name!r} (use_backend, backend=)"
+            elif row.reason.startswith("registered by the user"):
+                remedy = f'convgrad.unregister("{row.backend_name}")'
+            elif not stock or row.reason != "PyTorch's own kernel":
+                kind, remedy = "tune", tune
             result.append(Cost(kind, f"{what}{row.backend_name}.", remedy, row.total * (1 - 1 / gain.value), (i,)))
     if lasts:
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
@@ -82,17 +88,6 @@ def costs_of_rows(
     share = sum(row.total for row in rows[:looked]) / (sum(row.total for row in rows) or 1)
     how = f"{looked} of {len(rows)} rows, {share:.0%} of the time in convolutions, were timed against other backends."
     return result[:_MOST_LINES], how
-
-
-def _remedy(row: Call, tune: str, stock: bool) -> tuple[str, str]:
-    """Return the kind of a cost, and what makes a row use another backend."""
-    if row.reason.startswith("requested by name"):
-        return "backend", f"leave out the request for {row.backend_name!r} (use_backend, backend=)"
-    if row.reason.startswith("registered by the user"):
-        return "backend", f'convgrad.unregister("{row.backend_name}")'
-    if stock and row.reason == "PyTorch's own kernel":
-        return "backend", "convgrad.accelerate_(model)"
-    return "tune", tune
 
 
 def alternatives(

@@ -65,8 +65,7 @@ def explain(
                 f"explain({_title(what)}) also needs the arguments of the call, as in "
                 'explain(model, torch.empty(1, 3, 224, 224, device="meta"))'
             )
-        module = what if isinstance(what, nn.Module) else _Function(what)
-        return _explain_module(module, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
+        return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
     if isinstance(what, (Tensor, TensorSpec)):
         if not args and "weight" not in kwargs:
             raise TypeError(
@@ -97,22 +96,9 @@ def explain(
 
 def _machine(device: DeviceLike, *operands: Any) -> Machine:
     """The machine that is meant, else that of the first tensor; the CPU for tensors that are only described."""
-    if device is None:
-        specs = [TensorSpec.of(t) for t in operands if isinstance(t, (Tensor, TensorSpec))]
-        kind = specs[0].device_type if specs else "cpu"
-        return machine_of(torch.device("cpu" if kind == "meta" else kind))
-    return machine_of(device)
-
-
-class _Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+    kinds = (TensorSpec.of(t).device_type for t in operands if isinstance(t, (Tensor, TensorSpec)))
+    kind = next(kinds, "cpu")
+    return machine_of(torch.device("cpu" if kind == "meta" else kind) if device is None else device)
 
 
 def _title(what: object) -> str:
@@ -120,21 +106,23 @@ def _title(what: object) -> str:
 
 
 def _explain_module(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs, measure: bool
-) -> Explanation | ModelExplanation:
-    """Every convolution that runs in a module; equal ones are explained once."""
+    what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs,
+    measure: bool,
+) -> Explanation | ModelExplanation:  # fmt: skip
+    """Every convolution that runs in a module or a function; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
+    module = what if isinstance(what, nn.Module) else nn.Module()
+    if module is not what:
+        module.forward = what
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault(one[2:], []).append(one)
     if not equal:
-        raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
+        raise ValueError(f"no convolution ran in this {_title(what)}")
     layers = []
     for (problem, placements, transfers, linear, request, called), calls in equal.items():
-        names = tuple(one.name for one in calls)
-        left = _left_to_matmul(problem, machine) if linear else ""
+        names, left = tuple(one.name for one in calls), _left_to_matmul(problem, machine) if linear else ""
         named = problem.replace(name=names[0])
-        wanted = outputs or called
-        result = explain_problem(named, wanted, machine, measure=measure, left=left, request=request)
+        result = explain_problem(named, outputs or called, machine, measure=measure, left=left, request=request)
         layers.append(Layer(names, calls[0].kind, replace(result, placements=placements, transfers=transfers)))
     return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from ..backends import COPY, built_in, why_absent
-from ..problem import PASSES, ConvProblem, Output
+from ..problem import PASSES, ConvProblem, Output, shown_outputs
 from ..tables import Table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .calls import Call
@@ -72,23 +72,13 @@ class Explanation(Drawn):
         """PyTorch's own choice: every rule and the value that decided it."""
         return trace_aten(self.problem, device=self.machine)
 
-    @property
-    def limit_seconds(self) -> float | None:
-        """The least time in which the machine can do any one pass."""
-        return None if self.limits is None else self.limits.seconds(self.problem)
-
     def of_limit(self, row: Answer) -> float | None:
         """Return the part of the machine's limit that a measured row reaches, 1 at most in theory."""
         return None if row.output == "grad_bias" or not row.seconds else self.call(row).of_limit
 
-    def said(self, output: Output) -> str:
-        """Return an output in the user's words; of a transposed problem with the pass that computes it."""
-        names = {"grad_input": "output (a grad_input)", "forward": "grad_input (a forward)"}
-        return names.get(output, output) if self.problem.transposed else output
-
     def _table(self, rows: Sequence[Answer]) -> Table[Answer]:
         return Table(rows, {
-            "output": (lambda r: self.said(r.output), ""),
+            "output": (lambda r: shown_outputs((r.output,), self.problem.transposed), ""),
             "backend": (lambda r: r.backend, ""),
             "": (lambda r: "chosen" if r.chosen else "", ""),
             "runs": (lambda r: r.runs, ""),
@@ -101,7 +91,7 @@ class Explanation(Drawn):
 
     @property
     def summary(self) -> str:
-        """Work and limit in one line; for a transposed problem, which pass is its output."""
+        """Work and limit in one line."""
         p = self.problem
         text = f"each pass: {p.flops:,} FLOP, {p.least_bytes:,} bytes at least"
         if self.limits is None:
@@ -109,8 +99,6 @@ class Explanation(Drawn):
         else:
             least = self.limits.seconds(p) * 1e3
             text += f"; at best {least:.4g} ms ({self.limits.bound(p)}-bound), given {self.limits}"
-        if p.transposed:
-            text += "\ntransposed: its output is the pass grad_input, the gradient of its input the pass forward"
         if self.placements:
             text += f"\nthis process's part of a call {self.placements}"
             text += "" if self.transfers else "; nothing is exchanged"
@@ -154,13 +142,15 @@ class Explanation(Drawn):
         for output, chosen in self.chosen().items():
             can = [r.backend for r in rows if r.output == output and r.usable]
             cannot = sum(r.output == output and not r.usable for r in rows)
-            can_text = f"{chosen} was chosen over {', '.join(can)}" if can else ""
-            cannot_text = (
-                f"{cannot} cannot compute it (--all shows why; in Python, .text(everything=True))" if cannot else ""
-            )
-            text = "; ".join(filter(None, (can_text, cannot_text)))
-            outputs_of.setdefault(text, []).append(output)
-        return [f"{', '.join(map(self.said, outputs))}: {text}" for text, outputs in outputs_of.items() if text]
+            said = [f"{chosen} was chosen over {', '.join(can)}"] if can else []
+            if cannot:
+                said.append(f"{cannot} cannot compute it (--all shows why; in Python, .text(everything=True))")
+            outputs_of.setdefault("; ".join(said), []).append(output)
+        transposed = self.problem.transposed
+        return [
+            f"{shown_outputs(outputs, transposed).replace('+', ', ')}: {text}"
+            for text, outputs in outputs_of.items() if text
+        ]  # fmt: skip
 
     def _repr_html_(self) -> str:
         title = escape(self._head).replace("\n", "<br>")
@@ -193,16 +183,14 @@ class Explanation(Drawn):
             "flops": p.flops,
             "least_bytes": p.least_bytes,
             "limit": limits and {**asdict(limits), "least_seconds": limits.seconds(p), "bound": limits.bound(p)},
-            "rows": [self._plain(r) for r in self.rows],
+            "rows": [
+                {**{"workspace_bytes" if name == "workspace" else name: value for name, value in asdict(r).items()},
+                 "reasons": [*r.reasons], "fraction_of_limit": self.of_limit(r)}
+                for r in self.rows
+            ],
             "warnings": [*self.warnings],
-        } | (
-            {"placements": self.placements, "transfers": [asdict(t) for t in self.transfers]} if self.placements else {}
-        )
-
-    def _plain(self, row: Answer) -> dict[str, Any]:
-        """A row, its numbers named with their units."""
-        result = asdict(row) | {"reasons": list(row.reasons), "fraction_of_limit": self.of_limit(row)}
-        return result | {"workspace_bytes": result.pop("workspace")}
+            **({"placements": self.placements, "transfers": [*map(asdict, self.transfers)]} if self.placements else {}),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

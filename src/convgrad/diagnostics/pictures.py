@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .roofline import Limits
@@ -123,21 +123,15 @@ class _Drawn(NamedTuple):
 
 def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
     """Name the points that have a label, the most important first, where there is room: on no other mark or text."""
+    from matplotlib.path import Path
     from matplotlib.transforms import Bbox
-
-    def boxes(x0: float, y0: float, x1: float, y1: float) -> list[Any]:
-        """Return small boxes along a line."""
-        return [Bbox.from_bounds(x0 + (x1 - x0) * t / 20, y0 + (y1 - y0) * t / 20, 1, 1) for t in range(20)]
 
     figure.draw_without_rendering()  # now it is known where everything is
     inside, names, unit = axes.get_window_extent(), [t.get_window_extent() for t in axes.texts], figure.dpi / 72
-    taken: list[Any] = []
-    for line in axes.lines:
-        for start, end in pairwise(axes.transData.transform(line.get_xydata())):
-            taken += boxes(*start, *end)
+    lines, marks = [axes.transData.transform_path(line.get_path()) for line in axes.lines], list[Any]()
     for one in drawn:
         (px, py), r = axes.transData.transform((one.x, one.y)), math.sqrt(one.size) / 2
-        taken.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
+        marks.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
     for one in sorted((one for one in drawn if one.label), key=lambda one: -one.size):
         text = axes.text(0.5, 0.5, one.label, fontsize=9, transform=axes.transAxes)  # to know its size
         size, (px, py) = text.get_window_extent(), axes.transData.transform((one.x, one.y))
@@ -146,11 +140,13 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
             side = 0 if angle in (90, 270) else 1 if dx > 0 else -1
             left = px + dx * unit - size.width * (1 - side) / 2
             box = Bbox.from_bounds(left, py + dy * unit - size.height / 2, size.width, size.height)
-            leader = boxes(px, py, px + dx * unit, py + dy * unit)
+            leader = Path([(px, py), (px + dx * unit, py + dy * unit)])
+            crossed = (line.intersects_bbox(box, filled=False) for line in lines)
+            through = (leader.intersects_bbox(name, filled=False) for name in names)
             in_it = inside.contains(*box.min) and inside.contains(*box.max)
-            if in_it and not box.count_overlaps(taken + names) and not any(b.count_overlaps(names) for b in leader):
+            if in_it and not box.count_overlaps(marks + names) and not any(crossed) and not any(through):
                 names.append(box)
-                taken += leader
+                lines.append(leader)
                 line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
                         "relpos": ((1 - side) / 2, 0.5)}  # fmt: skip
                 axes.annotate(

@@ -139,8 +139,6 @@ class Profile(Before):
             made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
         return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=tuple(limits), **made)
 
-    # ---- as data -----------------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json."""
         before = self.before and {**vars(self.before), "rows": [row.to_dict() for row in self.before.rows]}
@@ -190,8 +188,6 @@ class Profile(Before):
     def against(self, before: Profile) -> Profile:
         """Return the same, compared with an earlier run."""
         return replace(self, before=Before(**{f.name: getattr(before, f.name) for f in fields(Before)}))
-
-    # ---- for people ---------------------------------------------------------------------------------
 
     def to_html(self) -> str:
         """Return one page that needs nothing else.

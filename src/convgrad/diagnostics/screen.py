@@ -166,9 +166,6 @@ def parts_of(profile: Profile) -> Table[tuple[str, float, float]]:
     })  # fmt: skip
 
 
-# ---- the page ----------------------------------------------------------------------------------------
-
-
 def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     """Return the page of a profile, with the changes since the run before."""
     try:
@@ -234,9 +231,6 @@ def _changes(profile: Profile, changes: Sequence[Change]) -> Table[tuple[str, fl
         "speed-up": (
             lambda c: f"{c[1] / c[2]:.2f}x" if c[1] and c[2] else "only before" if c[1] else "only after", ">"),
     })  # fmt: skip
-
-
-# ---- words ------------------------------------------------------------------------------------------
 
 
 def described(problem: str) -> str:

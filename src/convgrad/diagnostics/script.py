@@ -21,7 +21,7 @@ from ..foreign import read_json
 from ..models import as_main, run_main
 from ..tables import counted, wrapped
 from .calls import Call, Usage, limited, reasoned, together
-from .children import Watch, third_step, watching
+from .children import third_step, watching
 from .costs import costs_of_rows
 from .profile import Profile, Variant
 from .screen import shown
@@ -31,7 +31,7 @@ from .step import Stage
 def run_script(
     script: str, args: Sequence[str] = (), *, stock: bool = False, accelerate: bool = False,
     csv: str | os.PathLike[str] | None = None, module: bool = False, measure: bool = True, out: TextIO | None = None,
-    width: int | None = None, first: int | None = None, then: Callable[[dict[str, Any]], None] | None = None,
+    width: int | None = None, first: int | None = None, then: Callable[[dict[str, Any]], object] | None = None,
     usage: Usage | None = None, trace: str | os.PathLike[str] | None = None, kernels: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Run a script as ``python script args...`` would, and report its convolutions.
@@ -81,7 +81,13 @@ def run_script(
             wall, (children, cut) = time.perf_counter() - start, watch.gather()
             if trace_to is not None and not watch.notes:
                 watch.notes.append("no trace: no process came to the third step of an optimizer")
-            lines = [_head(watch, wall, children), *watch.notes, *watch.accelerated]
+            who = {"takeover": "convgrad's choice", "stock": "the script's own choice"}.get(how, "accelerate_")
+            rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, which all report
+            calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
+            rest = f" of {wall:.3f} s ({seconds / wall:.0%}) in convolutions"
+            if children:
+                rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+            lines = [f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}", *watch.notes, *watch.accelerated]
             if accelerate and not watch.accelerated:
                 lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
             if cut:
@@ -113,22 +119,8 @@ def run_script(
     return status
 
 
-def _head(watch: Watch, wall: float, children: int) -> str:
-    """Return the first line of a report."""
-    who = {"takeover": "convgrad's choice", "stock": "the script's own choice", "accelerate": "accelerate_"}[watch.how]
-    rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, each of which reports
-    calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
-    rest = f" of {wall:.3f} s ({seconds / wall:.0%}) in convolutions"
-    if children:
-        rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
-    return f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}"
-
-
 def _processes(number: int) -> str:
     return f"{number} child process{'es' * (number != 1)}"
-
-
-# ---- profiles ----------------------------------------------------------------------------------------
 
 
 def profile_script(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..backends import built_in
@@ -33,7 +36,7 @@ from .calls import Call, Usage, computed, limited, reasoned, together
 from .costs import costs_of_layout, costs_of_rows
 from .layers import layer_ranges
 from .measure import Load
-from .parts import PARTS, watched
+from .onednn_log import redirected
 from .profile import Kernel, Part, Profile, Variant
 from .roofline import Limits
 from .screen import shown
@@ -43,6 +46,15 @@ _TELLING = 1.25  # an interval with 1 in it whose ends are further apart says no
 _SHORT = 50  # steps in the time that there is
 _ROUNDS = 7  # that give an interval and may hold a disturbed one
 _MOST_ROUNDS = 101
+#: Part -> operators, ranges and nodes of autograd that belong to it with all that they call; the first that fits.
+_OPERATORS = {
+    "optimizer": "^Optimizer",
+    "normalization": "norm",
+    "activations": r"relu|hardtanh|clamp_min|threshold|[gs]elu|silu|mish|sigmoid|tanh|softmax|hardswish|softplus",
+    "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|LinearBackward|mmBackward|attention",
+    "convolutions": r"convgrad::|conv(?!grad|ert)",
+}
+PARTS: tuple[str, ...] = ("convolutions", "normalization", "linear layers", "activations", "optimizer", "rest")
 
 
 def profile_model(
@@ -96,7 +108,10 @@ def profile_model(
         compared = time.perf_counter() < start + 0.8 * seconds or _SHORT * seen.seconds("PyTorch") < seconds
         error = _error(models, example_inputs) if compared else "gradients: not compared, for --seconds was too short."
         parts, *whole = _whole(steps, seen, rows, device)
-    whole = [error, *whole, *[f"channels_last was not timed: {no_last}."] * bool(no_last), _forms_timed(seen, warnings)]
+    stock, ours, ratio = _best(seen)
+    forms = "; ".join(f"{name} {shown(seen.seconds(name))}" for name in seen.samples)
+    best = "" if warnings else f". {ours} against {stock}: {_words(ratio)}"
+    whole = [error, *whole, *[f"channels_last was not timed: {no_last}."] * bool(no_last), f"step: {forms}{best}."]
     stage("timing other backends for the most expensive convolutions")
     until = max(start + 0.9 * seconds, time.perf_counter() + 0.05 * seconds)
     costs, looked = [], "No other backend was timed, for the machine was busy."
@@ -266,7 +281,56 @@ def _against(call: Call, times: Sequence[tuple[_Times, _Times]], alone: bool) ->
     return replace(call, pytorch=value * call.milliseconds if alone else None, speedup=value, low=low, high=high)
 
 
-# ---- the whole step --------------------------------------------------------------------------------
+class Watched(NamedTuple):
+    """A step as the profiler saw it: seconds of each of `PARTS`, of all, and the most bytes beyond those before it."""
+
+    parts: dict[str, float]
+    seconds: float
+    peak: int
+
+
+def watched(step: Callable[[], object], device: torch.device) -> Watched:
+    """Run a step under PyTorch's profiler; what no operator accounts for belongs to the rest."""
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
+    before = 0
+    if on_gpu:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    seen = profile(activities=activities, profile_memory=not on_gpu)
+    with open(os.devnull, "wb") as nothing, redirected(2, nothing):  # the profiler's library logs there
+        seen.start()
+    try:
+        start = time.perf_counter()
+        step()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        took = time.perf_counter() - start
+    finally:
+        with open(os.devnull, "wb") as nothing, redirected(2, nothing):
+            seen.stop()
+    parts = dict.fromkeys(PARTS, 0.0)
+    level = peak = 0
+    for event in sorted(seen.events() or (), key=lambda event: event.time_range.start):
+        if not on_gpu:
+            level += event.cpu_memory_usage if event.name == "[memory]" else event.self_cpu_memory_usage
+            peak = max(peak, level)
+        spent = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        parts[_part(event)] += spent * 1e-6
+    if on_gpu:
+        peak = torch.cuda.max_memory_allocated(device) - before
+    parts["rest"] += max(0.0, took - sum(parts.values()))
+    return Watched(parts, took, peak)
+
+
+def _part(event: Any) -> str:
+    """Return the part of the outermost operator around an event that belongs to one."""
+    result = "rest"
+    while event is not None:
+        result = next((part for part, names in _OPERATORS.items() if re.search(names, event.name)), result)
+        event = event.cpu_parent
+    return result
 
 
 def _whole(
@@ -292,13 +356,6 @@ def _whole(
             "two do not agree."
         )
     return parts, *said
-
-
-def _forms_timed(seen: Comparison, warnings: Sequence[str]) -> str:
-    """Return a line with the time of each form, and unless the machine was busy the best ones compared."""
-    stock, ours, ratio = _best(seen)
-    forms = "; ".join(f"{name} {shown(seen.seconds(name))}" for name in seen.samples)
-    return f"step: {forms}{'' if warnings else f'. {ours} against {stock}: {_words(ratio)}'}."
 
 
 def _error(models: dict[str, nn.Module], inputs: Any) -> str:

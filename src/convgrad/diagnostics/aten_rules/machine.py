@@ -150,8 +150,6 @@ class Machine:
         return next(((word, MACHINES[word]) for word in _words(self.label) if word in MACHINES), None)
 
 
-# ---- descriptions --------------------------------------------------------------------------------
-
 DeviceLike = Machine | torch.device | str | None
 
 
@@ -211,39 +209,38 @@ MACHINES |= {name: Sheet(capability) for capability, names in _NO_SHEET.items() 
 #: cuDNN that the CUDA wheel of a release requires; assumed where a description names none.
 _WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}
 
-#: Words of a description, and the fields that they mean ("arch" is no field, but a key of `_BUILDS`).
-_VOCABULARY: dict[str, dict[str, Any]] = {
-    "cuda nvidia cudnn": {"device_type": "cuda"},
-    "rocm hip amd miopen": {"device_type": "cuda", "miopen": True},
-    "intel geforce": {},
+#: A pattern of words in a description, with their ``no`` or their number -> the fields that they mean, or a function
+#: of the match that returns these ("arch" is no field, but a key of `_BUILDS`).
+_WORDS: dict[str, dict[str, Any] | Callable[[re.Match[str]], dict[str, Any]]] = {
+    "cuda|nvidia|cudnn": {"device_type": "cuda"},
+    "rocm|hip|amd|miopen|miopen .+|gfx[0-9a-f]+": {"device_type": "cuda", "miopen": True},
+    "intel|geforce": {},
     "xpu": {"device_type": "xpu"},
     "mps": {"device_type": "mps"},
     "cpu": {"device_type": "cpu"},
-    "arm aarch64 arm64": {"arch": "arm"},
-    "macos apple": {"arch": "apple"},
+    "arm|aarch64|arm64": {"arch": "arm"},
+    "macos|apple": {"arch": "apple"},
     "riscv": {"arch": "riscv"},
-    "x86 x86_64": {"arch": "x86"},
+    "x86|x86_64": {"arch": "x86"},
     "avx2": {"arch": "x86", "mkldnn_bf16": False, "mkldnn_fp16": False},
-    "avx512 amx": {"arch": "x86", "mkldnn_bf16": True},
+    "avx512|amx": {"arch": "x86", "mkldnn_bf16": True},
     "bf16": {"mkldnn_bf16": True},
     "fp16": {"mkldnn_fp16": True},
-    "mkldnn onednn": {"mkldnn": True},
+    "mkldnn|onednn": {"mkldnn": True},
     "nnpack": {"nnpack": True},
     "nhwc": {"miopen_nhwc": True},
     "native": {"depthwise_kernel": "native"},
-    "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
+    "benchmark|deterministic": {},  # they change the algorithm inside cuDNN, not the backend
+    "no cudnn|no miopen": {"cudnn_enabled": False},
+    "no mkldnn|no onednn": {"mkldnn_enabled": False},
+    "no nnpack": {"nnpack_enabled": False},
+    "no bf16": {"mkldnn_bf16": False},
+    "no fp16": {"mkldnn_fp16": False},
+    r"sm_?(\d+)(\d)a?": lambda m: {"device_type": "cuda", "capability": (int(m[1]), int(m[2]))},
+    r"torch (.+)": lambda m: {"torch_version": _minor(m[1])},
+    r"threads ([1-9]\d*)": lambda m: {"threads": int(m[1])},
+    r"cudnn (.+)": lambda m: {"device_type": "cuda", "cudnn": _cudnn(m[1])},
 }
-#: What is false after "no" or "without".
-_NEGATED = {
-    "cudnn": "cudnn_enabled", "miopen": "cudnn_enabled", "mkldnn": "mkldnn_enabled", "onednn": "mkldnn_enabled",
-    "nnpack": "nnpack_enabled", "bf16": "mkldnn_bf16", "fp16": "mkldnn_fp16",
-}  # fmt: skip
-_WORDS: dict[str, dict[str, Any]] = {
-    **{word: fields for words, fields in _VOCABULARY.items() for word in words.split()},
-    **{f"{no} {word}": {name: False} for word, name in _NEGATED.items() for no in ("no", "without")},
-    **{name: {"device_type": "cuda", "capability": sheet.capability} if sheet.capability
-       else {"device_type": "cuda", "miopen": True} for name, sheet in MACHINES.items()},
-}  # fmt: skip
 #: A CPU's architecture -> what is assumed of PyTorch's build for it and of its instructions: value, and how it is said.
 _BUILDS: dict[str, dict[str, tuple[Any, str]]] = {
     "x86": {"mkldnn_bf16": (False, "")},
@@ -256,22 +253,12 @@ _BUILDS: dict[str, dict[str, tuple[Any, str]]] = {
 def _words(text: str) -> list[str]:
     """The words of a description, each with its ``no`` or its number.
 
-    ``rtx 4090``, ``RTX-4090`` and ``4090`` are one name, ``cuda:0`` is ``cuda``.
+    ``rtx 4090``, ``RTX-4090`` and ``4090`` are one name, ``cuda:0`` is ``cuda``, ``without`` is ``no``.
     """
     text = re.sub(r"\b(cuda|xpu|mps|cpu):\d+\b", r"\1", text.lower())
     text = re.sub(r"\b(?:rtx[ -]?)?([2-5]0[89]0)\b", r"rtx\1", text)
     pattern = r"(?:no|without)\s+[^\s,;+/]+|(?:cudnn|miopen|torch|threads)\s+\d[\d.]*(?![^\s,;+/])|[^\s,;+/]+"
-    return [" ".join(word.split()) for word in re.findall(pattern, text)]
-
-
-#: Words with a number in them, and what they mean.
-_NUMBERED: dict[str, Callable[[re.Match[str]], dict[str, Any]]] = {
-    r"sm_?(\d+)(\d)a?": lambda m: {"device_type": "cuda", "capability": (int(m[1]), int(m[2]))},
-    r"gfx[0-9a-f]+|miopen .+": lambda m: _WORDS["rocm"],
-    r"torch (.+)": lambda m: {"torch_version": _minor(m[1])},
-    r"threads ([1-9]\d*)": lambda m: {"threads": int(m[1])},
-    r"cudnn (.+)": lambda m: {"device_type": "cuda", "cudnn": _cudnn(m[1])},
-}
+    return [re.sub(r"^without ", "no ", " ".join(word.split())) for word in re.findall(pattern, text)]
 
 
 def _cudnn(version: str) -> int:
@@ -282,11 +269,12 @@ def _cudnn(version: str) -> int:
 
 def _meant(word: str) -> dict[str, Any]:
     """Return the fields that a word means, or a word with its ``no`` or its number."""
-    if word in _WORDS:
-        return _WORDS[word]
-    for pattern, fields in _NUMBERED.items():
+    if word in MACHINES:
+        capability = MACHINES[word].capability
+        return {"device_type": "cuda", **({"capability": capability} if capability else {"miopen": True})}
+    for pattern, fields in _WORDS.items():
         if found := re.fullmatch(pattern, word):
-            return fields(found)
+            return fields(found) if callable(fields) else fields
     if word.split(maxsplit=1)[0] in ("torch", "threads"):
         why = f"{word.split(maxsplit=1)[0]!r} is followed by a number, as in 'cpu threads 4 torch 2.12'"
     elif word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
@@ -295,5 +283,6 @@ def _meant(word: str) -> dict[str, Any]:
             f"'g96ic96ih56oc96kh7ph3 {word}', or make the operands so"
         )
     else:
-        why = UnknownNameError.of("don't know", word, [*MACHINES, *_WORDS, "sm_90", "gfx942", "threads", "torch"])
+        names = [name for pattern in _WORDS for name in pattern.split("|") if re.fullmatch(r"[\w ]+", name)]
+        why = UnknownNameError.of("don't know", word, [*MACHINES, *names, "sm_90", "gfx942", "threads", "torch"])
     raise ValueError(f"device description: {why}")

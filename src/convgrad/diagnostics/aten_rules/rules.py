@@ -250,17 +250,15 @@ def evaluate(term: ast.expr, facts: Facts, log: list[Rule], depth: int = 0, join
 
 def in_channels_last(backend: str, call: ConvCall, machine: Machine) -> tuple[bool, list[Rule]]:
     """Return whether a backend works in channels_last on the operands of a call, with the rules."""
-    rule = LAYOUT_RULES.get(re.sub("(Transpose|Depthwise)$", "", backend))
+    rule, log = LAYOUT_RULES.get(re.sub("(Transpose|Depthwise)$", "", backend)), list[Rule]()
     if rule is None:
         return False, [Rule(f"{backend} knows another layout than contiguous", False)]
-    log: list[Rule] = []
     return evaluate(parsed(rule), Facts(call, machine), log), log
 
 
 def select(call: ConvCall, machine: Machine) -> tuple[str, list[Rule]]:
     """Return the name of the backend for a call, with every rule on the way."""
-    facts, log = Facts(call, machine), list[Rule]()
-    found: str | Table = SELECT
+    facts, log, found = Facts(call, machine), list[Rule](), SELECT
     while isinstance(found, dict):
         found = next(found[text] for text in found if text == "True" or evaluate(parsed(text), facts, log))
     return found.format(T="Transpose" * call.geometry.transposed, d=call.input.dim() - 2), log

@@ -247,31 +247,25 @@ def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: A
 
 def _run(call: ConvCall, kernel: Kernel, backend: Decision, layout: Decision, *, backward: bool) -> KernelRun:
     """Return what a backend runs in one direction of a call."""
-    name, c, x = backend.answer, call.view_1d_as_2d(), call.input
+    name, c, x, fmt = backend.answer, call.view_1d_as_2d(), call.input, layout.value
     copies: list[Copy] = []
     if c is not call and not x.is_contiguous():
         copies.append(Copy(f"input {told(x)}", "a 1-D input is made contiguous before it is viewed as 2-D", x.nbytes))
     for what, t, opaque in (("input", c.input, c.opaque[0]), ("weight", c.weight, c.opaque[1])):
-        if name not in _ANY_LAYOUT and not opaque and not t.is_contiguous(memory_format=layout.value):
+        if name not in _ANY_LAYOUT and not opaque and not t.is_contiguous(memory_format=fmt):
             copies.append(Copy(f"{what} {told(t)}", f"the backend works in {layout.answer}", t.nbytes))
     groups = c.geometry.groups if name in _ONE_GROUP else 1
-    if groups > 1:
-        copies += _group_copies(c, layout.value, backward)
+    if groups > 1:  # a slice of every operand for each of them, and the results are concatenated
+        input, weight = c.input.contiguous(memory_format=fmt), c.weight.contiguous(memory_format=fmt)
+        out = input.new_empty(c.output_shape)
+        sliced = [("input", input, 1), ("weight", weight, 0), *[("grad_output", out, 1)] * backward]
+        for what, t, dim in sliced:
+            if not t.narrow(dim, 0, t.shape[dim] // groups).is_contiguous(memory_format=suggested(t)):
+                copies.append(Copy(f"{groups} slices of {what}", "the kernel knows one group only", t.nbytes))
+        result = "the gradients of the groups" if backward else "the outputs of the groups"
+        nbytes = input.nbytes + weight.nbytes if backward else out.nbytes
+        copies.append(Copy(result, "they are concatenated", nbytes))
     temporaries = kernel.backward_temporaries if backward else kernel.forward_temporaries
     if c.device == "cuda":
         temporaries = kernel.cuda_temporaries or temporaries
     return KernelRun(kernel.backward if backward else kernel.forward, groups, tuple(copies), temporaries)
-
-
-def _group_copies(c: ConvCall, fmt: torch.memory_format, backward: bool) -> list[Copy]:
-    """Every group's slice of every operand is made contiguous, and the results are concatenated."""
-    copies, groups = list[Copy](), c.geometry.groups
-    input, weight = c.input.contiguous(memory_format=fmt), c.weight.contiguous(memory_format=fmt)
-    out = input.new_empty(c.output_shape)
-    sliced = [("input", input, 1), ("weight", weight, 0), ("grad_output", out, 1)]
-    for what, t, dim in sliced if backward else sliced[:2]:
-        if not t.narrow(dim, 0, t.shape[dim] // groups).is_contiguous(memory_format=suggested(t)):
-            copies.append(Copy(f"{groups} slices of {what}", "the kernel knows one group only", t.nbytes))
-    result = "the gradients of the groups" if backward else "the outputs of the groups"
-    nbytes = input.nbytes + weight.nbytes if backward else out.nbytes
-    return [*copies, Copy(result, "they are concatenated", nbytes)]
