@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from traceback import extract_stack
 from typing import Any
@@ -215,6 +215,16 @@ def anything_compiled() -> bool:
 def forward_ad_active() -> bool:
     """Whether a `torch.autograd.forward_ad.dual_level` is open."""
     return forward_ad._current_level >= 0
+
+
+#: A block in a ``jvp`` whose operators the levels of forward mode around it differentiate, as they do PyTorch's own.
+#: Without it the derivatives of tangents are lost, silently.
+outer_tangents: Callable[[], Any] = partial(forward_ad._set_fwd_grad_enabled, True)
+
+
+def primal(t: Tensor) -> Tensor:
+    """Return an operand that a ``jvp`` has saved, without its tangent at the level of the ``jvp``."""
+    return forward_ad.unpack_dual(t).primal
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:

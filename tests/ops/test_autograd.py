@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.nn import functional as F
 
 import convgrad
 from convgrad import engine
@@ -85,6 +87,31 @@ def test_third_order() -> None:
         return gw
 
     assert gradgradcheck(second, (x, w))
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("own", ["convolution", "gradient", "feedback"])
+def test_forward_over_forward_mode(own: str, order: int) -> None:
+    """PyTorch calls a ``jvp`` with the levels around it switched off: what two operands share was lost until 0.1.0."""
+    x, w = torch.randn(1, 2, 5, dtype=torch.float64), torch.randn(2, 2, 3, dtype=torch.float64)
+    moved = [(torch.randn_like(x), torch.randn_like(w)) for _ in range(order)]
+    functions: dict[str, Any] = {
+        "convolution": lambda x, w: convgrad.conv1d(x * x, w.sin()),
+        "gradient": lambda x, w: convgrad.grad_weight(x.sin(), w.shape, F.conv1d(x, w)),
+        "feedback": lambda x, w: convgrad.feedback_convolution(x * x, w.sin(), w),
+    }
+
+    def theirs(x: Tensor, w: Tensor) -> Tensor:
+        if own == "gradient":
+            return torch.func.vjp(lambda w: F.conv1d(x.sin(), w), w)[1](F.conv1d(x, w))[0]
+        return F.conv1d(x * x, w.sin())
+
+    def derivative(f: Any) -> Tensor:
+        for tangents in moved:
+            f = partial(lambda f, tangents, *at: torch.func.jvp(f, at, tangents)[1], f, tangents)
+        return f(x, w)
+
+    torch.testing.assert_close(derivative(functions[own]), derivative(theirs))
 
 
 def test_complex_derivatives_conjugate() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import forward_ad_active, functorch_active, without_autocast
+from .._compat import forward_ad_active, functorch_active, outer_tangents, primal, without_autocast
 from ..engine import active, resume
 from ..ops import requesting
 from ..problem import add_bias
@@ -63,13 +63,14 @@ class _Feedback(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """The derivative of what is computed: forward mode transposes nothing, so feedback has no part in it."""
         x, w, bias, *_ = tangents
-        input, weight = ctx.saved_tensors
-        terms = []
-        if x is not None:
-            terms.append(run("convolution", x, weight, None, ctx.form))
-        if w is not None:
-            terms.append(run("convolution", input, w, None, ctx.form))
-        return add_bias(sum(terms[1:], terms[0]) if terms else input.new_zeros(ctx.output_shape), bias)
+        with outer_tangents():
+            input, weight = map(primal, ctx.saved_tensors)
+            terms = []
+            if x is not None:
+                terms.append(run("convolution", x, weight, None, ctx.form))
+            if w is not None:
+                terms.append(run("convolution", input, w, None, ctx.form))
+            return add_bias(sum(terms[1:], terms[0]) if terms else input.new_zeros(ctx.output_shape), bias)
 
 
 @torch.compiler.allow_in_graph

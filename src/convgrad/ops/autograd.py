@@ -84,11 +84,12 @@ class Contraction(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """Forward mode: by linearity in each operand."""
         _, first, second, bias = tangents
-        form, yields, tensors = ctx.call.form, ctx.call.yields, ctx.saved_tensors
+        form, yields = ctx.call.form, ctx.call.yields
         roles = CONTRACTED[yields]
-        operands = dict(zip(roles, tensors, strict=True))
-        moved = problem.tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
-        return problem.add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
+        with _compat.outer_tangents():
+            operands = dict(zip(roles, map(_compat.primal, ctx.saved_tensors), strict=True))
+            moved = problem.tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
+            return problem.add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
 
 
 class Linear(Contraction):
