@@ -274,6 +274,13 @@ def test_an_accelerated_linear_layer_is_in_the_part_of_linear_layers() -> None:
     assert parts["linear layers"] > parts["convolutions"]
 
 
+@NEEDS_KERNELS
+def test_an_accelerated_normalization_is_in_its_part() -> None:
+    model, images = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU()), torch.randn(4, 16, 64, 64)
+    convgrad.accelerate_(model)
+    assert watched(training_step(model, images), CPU).parts["normalization"] > 0
+
+
 def test_what_a_user_registered_has_a_column_and_says_what_it_refuses() -> None:
     def accepts(p: ConvProblem) -> bool | str:
         return p.kernel_size == (1, 1) or f"kernels of {p.kernel_size}"

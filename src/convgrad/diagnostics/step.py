@@ -49,7 +49,7 @@ _MOST_ROUNDS = 101
 #: Part -> operators, ranges and nodes of autograd that belong to it with all that they call; the first that fits.
 _OPERATORS = {
     "optimizer": "^Optimizer",
-    "normalization": "norm",
+    "normalization": "[nN]orm",
     "activations": r"relu|hardtanh|clamp_min|threshold|[gs]elu|silu|mish|sigmoid|tanh|softmax|hardswish|softplus",
     "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|LinearBackward|mmBackward|attention",
     "convolutions": r"convgrad::|conv(?!grad|ert)",
