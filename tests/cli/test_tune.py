@@ -238,6 +238,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["--device", "cuda:99", SMALL], "cannot run on"),
         (["--device", "meta", SMALL], "cannot run on 'meta'"),
         (["--threads", "-1", SMALL], "Invalid value for '--threads'"),
+        (["--threads", "100000", SMALL], "Input should be less than or equal to 1024"),
         (["--import", "absent.json"], "absent.json"),
         (["--export", "no/such/file.json"], "'no/such/file.json' cannot be written"),
         (["mb0ic3ih9oc3kh3"], "'mb0ic3ih9oc3kh3' holds nothing to measure"),

@@ -156,6 +156,12 @@ def test_an_empty_problem() -> None:
     assert set(e.chosen().values()) == {"engine"}
 
 
+@pytest.mark.parametrize("padding", ["same", "valid", ((0, 2), (1, 0)), (0, 2, 1, 0), (1, 2), 1])
+def test_padding_is_read_as_by_the_functions(padding: Any) -> None:
+    x, w = torch.ones(1, 4, 9, 9), torch.ones(4, 4, 3, 3)
+    assert explain(x, w, padding=padding).problem == explain(convgrad.conv2d, x, w, padding=padding).problem
+
+
 def test_operands() -> None:
     x = torch.empty(2, 8, 9, 9).to(memory_format=torch.channels_last)
     e = explain(x, torch.empty(8, 1, 7, 7), padding=3, groups=8)

@@ -186,3 +186,32 @@ def test_what_is_refused() -> None:
         convgrad.feedback_convolution(x, w, wrong)
     with pytest.raises(ShapeError):
         convgrad.feedback_convolution(x[0, 0], w, b)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [(0, None, None, None), (None, 0, 1, None), (1, 0, None, 1), (None, None, None, 0)])
+def test_vmap_of_any_operand_and_its_derivatives(transposed: bool, dims: tuple[int | None, ...]) -> None:
+    """Those of `vmap`, in both modes, as of a loop."""
+    weight, channels = ((4, 2, 3), 4) if transposed else ((6, 2, 3), 6)
+
+    def operand(shape: tuple[int, ...], dim: int | None) -> Tensor:
+        size = shape if dim is None else (*shape[:dim], 3, *shape[dim:])
+        return torch.randn(size, dtype=torch.float64, requires_grad=True)
+
+    def f(x: Tensor, w: Tensor, bias: Tensor, b: Tensor) -> Tensor:
+        return convgrad.feedback_convolution(x, w, b, bias, stride=2, padding=1, groups=2, transposed=transposed)
+
+    def loop(*operands: Tensor) -> Tensor:
+        each = [t.unbind(d) if d is not None else [t] * 3 for t, d in zip(operands, dims, strict=True)]
+        return torch.stack([f(*one) for one in zip(*each, strict=True)])
+
+    mapped = torch.func.vmap(f, dims)
+    operands = [operand(s, d) for s, d in zip(((2, 4, 7), weight, (channels,), weight), dims, strict=True)]
+    got, want = mapped(*operands), loop(*operands)
+    torch.testing.assert_close(got, want)
+    g = torch.randn_like(want)
+    torch.testing.assert_close(torch.autograd.grad(got, operands, g), torch.autograd.grad(want, operands, g))
+    tangents = [torch.randn_like(t) for t in operands]
+    plain = [t.detach() for t in operands]
+    both = [torch.func.jvp(function, tuple(plain), tuple(tangents))[1] for function in (mapped, loop)]
+    torch.testing.assert_close(*both)

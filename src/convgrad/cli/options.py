@@ -175,7 +175,9 @@ Properties = Annotated[
 Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default float32.")]
 Layout = Annotated[str, _one_of(("--layout",), LAYOUTS, f"One of {', '.join(LAYOUTS)}; else both.")]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
-Threads = Annotated[int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0)]
+Threads = Annotated[
+    int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0, max=1024)
+]
 Machines = Annotated[
     list[str] | None,
     typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated.",

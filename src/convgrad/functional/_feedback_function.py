@@ -18,8 +18,6 @@ from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 class _Feedback(torch.autograd.Function):
     """A convolution that saves another weight for its backward pass."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Any, feedback_weight: Tensor, form: Any, request: str) -> Tensor:
         with requesting(request):
@@ -36,6 +34,23 @@ class _Feedback(torch.autograd.Function):
             ctx.output_shape = output.shape
             ctx.save_for_forward(input, weight)
             ctx.set_materialize_grads(False)  # a zero in place of a tangent would be convolved like any other
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
+        """Fold the dimension of vmap into N where the input alone has it, else into the groups."""
+        *operands, (*form, groups), request = arguments
+        n, dims = info.batch_size, in_dims[:4]
+        if dims[1:] == (None, None, None):
+            input = operands[0].movedim(dims[0], 0)  # [n, N, C_in, *in]
+            output = apply(input.flatten(0, 1), *operands[1:], (*form, groups), request)
+            return output.unflatten(0, input.shape[:2]), 0
+        each: list[Any] = [
+            t if t is None else t.expand(n, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(operands, dims, strict=True)
+        ]
+        input, *folded = each[0], *(t if t is None else t.flatten(0, 1) for t in each[1:])
+        output = apply(input.movedim(0, 1).flatten(1, 2), *folded, (*form, n * groups), request)
+        return output.unflatten(1, (n, output.shape[1] // n)), 1  # [N, n, C_out, *out]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:

@@ -30,6 +30,7 @@ from .shapes import (
     layout_of,
     padding_pairs,
     problem_of,
+    read_padding,
 )
 from .sizes import Dimension, effective_kernel, fields_of, output_length
 from .validation import check_backward, check_memory, check_operands, check_output_padding, refuse_nested

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..._compat import channels_last_of, suggests_channels_last, usual_strides
 from ...errors import DtypeError
-from ...problem import INT32_MAX, ConvProblem, Geometry, conv_geometry, convolution_shape
+from ...problem import INT32_MAX, ConvProblem, Geometry, conv_geometry, convolution_shape, read_padding
 
+Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
 Ints = int | Sequence[int]
 
 
@@ -94,8 +95,8 @@ class ConvCall(NamedTuple):
     @classmethod
     def of(
         cls, input: TensorSpec | Tensor, weight: TensorSpec | Tensor, bias: TensorSpec | Tensor | None = None,
-        stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1, transposed: bool = False, output_padding: Ints = 0,
-        groups: int = 1, need_backward: bool | None = None,
+        stride: Ints = 1, padding: Padding = 0, dilation: Ints = 1, transposed: bool = False,
+        output_padding: Ints = 0, groups: int = 1, need_backward: bool | None = None,
     ) -> ConvCall:  # fmt: skip
         """Describe operands and arguments, and check them as every convolution of this library does.
 
@@ -103,8 +104,9 @@ class ConvCall(NamedTuple):
             ShapeError, DtypeError: operands that do not belong together.
         """
         x, w, b = TensorSpec.of(input), TensorSpec.of(weight), None if bias is None else TensorSpec.of(bias)
-        lists = [(v,) if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation, output_padding)]
-        g = conv_geometry(w.shape, lists[0], lists[1], lists[2], bool(transposed), lists[3], groups)
+        step, spread, more = [(v,) if isinstance(v, int) else tuple(v) for v in (stride, dilation, output_padding)]
+        pads = read_padding(padding, spread, w.shape, transposed)
+        g = conv_geometry(w.shape, step, pads, spread, bool(transposed), more, groups)
         convolution_shape(x.shape, w.shape, None if b is None else b.shape, g)
         for name, t in (("weight", w), ("bias", b)):
             if t is not None and t.dtype != x.dtype and not x.mkldnn:
