@@ -91,7 +91,8 @@ def test_all_backends_and_one_of_them_are_all(capsys, monkeypatch) -> None:
     tables = []
     for more in ([], ["-b", "im2col"]):
         assert run(["bench", SMALL, "-o", "forward", "-b", "all", *more, "--return-memory"]) == 1  # nothing is timed
-        tables.append(capsys.readouterr().out)
+        printed = capsys.readouterr().out
+        tables.append(printed[printed.index("g4") :])  # after what may be said of a busy machine
     assert tables[0] == tables[1]
     assert "im2col" in tables[0]
 
