@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += functional.__all__
 
-#: Loaded when first used: name -> the room where it is, or which it is.
+#: Loaded when first used: name -> the room that has it; a room is named after itself.
 _LATER = {
     "accelerate_": "models", "explain": "diagnostics", "register": "check", "takeover": "models",
     "trace": "diagnostics", "unregister": "check",
@@ -55,7 +55,7 @@ if not TYPE_CHECKING:  # a type checker knows every name, and reports any other
     __getattr__ = _load
 
 
-# Imported when something is first measured, since `check` lies above the engine.
+# The engine imports nothing above it, so `check` is handed down; it is imported when something is first measured.
 check_with(lambda *call: import_module(".check", __name__).first_look(*call))
 loaders["torch.distributed.tensor"] = lambda: _load("parallel")  # registers the rules of DTensor
 

@@ -12,7 +12,8 @@ from torch import nn
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics.costs import CHOSEN, LAST, alternatives, costs_of_layout, costs_of_rows
-from convgrad.diagnostics.step import _finding, _forms, watched
+from convgrad.diagnostics.parts import watched
+from convgrad.diagnostics.step import _finding, _forms
 from convgrad.engine import register, use_backend
 from convgrad.engine.measure import Comparison
 from convgrad.models import spatial_convolutions, training_step

@@ -45,11 +45,11 @@ _ATTEMPTS, _START = 3, 20.0
 _one_at_a_time = lock_over_forks()  # a process has one environment
 
 
-class NoChild(Exception):  # noqa: N818
+class NoChild(Exception):  # noqa: N818 (it is an outcome)
     """No child of this process can compute, for this reason."""
 
 
-class Lost(Exception):  # noqa: N818
+class Lost(Exception):  # noqa: N818 (it is an outcome)
     """The child crashed or was silent for too long; the message says which."""
 
 

@@ -35,7 +35,7 @@ _THREADS, _ROUNDS = 4, 3
 _ONLY_A_SUM = "the gradient of a bias is only a sum"
 
 
-class Outcome(Exception):  # noqa: N818
+class Outcome(Exception):  # noqa: N818 (it is an outcome)
     """A property that did not pass: its status, how far off the backend is, and how far it may be."""
 
     def __init__(self, message: str, worst: float = 1.0, bound: float = 0.0, status: Status = "failed") -> None:

@@ -49,7 +49,7 @@ _UNFIT = "fork-based multiprocessing"
 
 
 class _Result(NamedTuple):
-    """How many problems of each output passed, and how many were left."""
+    """The numbers of problems that passed, for each output, and of those that were left."""
 
     passed: Counter[Output]
     left: int = 0

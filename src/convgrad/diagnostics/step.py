@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..backends import built_in
@@ -36,7 +33,7 @@ from .calls import Call, Usage, computed, limited, reasoned, together
 from .costs import costs_of_layout, costs_of_rows
 from .layers import layer_ranges
 from .measure import Load
-from .onednn_log import redirected
+from .parts import PARTS, watched
 from .profile import Kernel, Part, Profile, Variant
 from .roofline import Limits
 from .screen import shown
@@ -46,15 +43,6 @@ _TELLING = 1.25  # an interval with 1 in it whose ends are further apart says no
 _SHORT = 50  # steps in the time that there is
 _ROUNDS = 7  # that give an interval and may hold a disturbed one
 _MOST_ROUNDS = 101
-#: Part -> operators, ranges and nodes of autograd that belong to it with all that they call; the first that fits.
-_OPERATORS = {
-    "optimizer": "^Optimizer",
-    "normalization": "[nN]orm",
-    "activations": r"relu|hardtanh|clamp_min|threshold|[gs]elu|silu|mish|sigmoid|tanh|softmax|hardswish|softplus",
-    "linear layers": r"\b(add|b|badd)?mm\b|matmul|linear|LinearBackward|mmBackward|attention",
-    "convolutions": r"convgrad::|conv(?!grad|ert)",
-}
-PARTS: tuple[str, ...] = ("convolutions", "normalization", "linear layers", "activations", "optimizer", "rest")
 
 
 def profile_model(
@@ -279,58 +267,6 @@ def _against(call: Call, times: Sequence[tuple[_Times, _Times]], alone: bool) ->
     )
     low, high = interval if len(times) > 2 else (None, None)
     return replace(call, pytorch=value * call.milliseconds if alone else None, speedup=value, low=low, high=high)
-
-
-class Watched(NamedTuple):
-    """A step as the profiler saw it: seconds of each of `PARTS`, of all, and the most bytes beyond those before it."""
-
-    parts: dict[str, float]
-    seconds: float
-    peak: int
-
-
-def watched(step: Callable[[], object], device: torch.device) -> Watched:
-    """Run a step under PyTorch's profiler; what no operator accounts for belongs to the rest."""
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
-    before = 0
-    if on_gpu:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    seen = profile(activities=activities, profile_memory=not on_gpu)
-    with open(os.devnull, "wb") as nothing, redirected(2, nothing):  # the profiler's library logs there
-        seen.start()
-    try:
-        start = time.perf_counter()
-        step()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        took = time.perf_counter() - start
-    finally:
-        with open(os.devnull, "wb") as nothing, redirected(2, nothing):
-            seen.stop()
-    parts = dict.fromkeys(PARTS, 0.0)
-    level = peak = 0
-    for event in sorted(seen.events() or (), key=lambda event: event.time_range.start):
-        if not on_gpu:
-            level += event.cpu_memory_usage if event.name == "[memory]" else event.self_cpu_memory_usage
-            peak = max(peak, level)
-        spent = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        parts[_part(event)] += spent * 1e-6
-    if on_gpu:
-        peak = torch.cuda.max_memory_allocated(device) - before
-    parts["rest"] += max(0.0, took - sum(parts.values()))
-    return Watched(parts, took, peak)
-
-
-def _part(event: Any) -> str:
-    """Return the part of the outermost operator around an event that belongs to one."""
-    result = "rest"
-    while event is not None:
-        result = next((part for part, names in _OPERATORS.items() if re.search(names, event.name)), result)
-        event = event.cpu_parent
-    return result
 
 
 def _whole(

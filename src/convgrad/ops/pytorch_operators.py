@@ -238,7 +238,8 @@ def _open_table() -> Table | None:
     table = engine.open_table(compute)
     if table is None:
         return None
-    # PyTorch looks an operator up at its first use, which a fork cuts short: the child would wait for ever.
+    # PyTorch looks an operator up at its first use. A fork in the middle leaves a lock to the child, which waits for
+    # ever. No fork begins here, so that the operator of all results is looked up here.
     torch.empty(0).new_empty_strided((0,), (1,))
     gpu = torch.version.cuda is not None and torch.version.hip is None
     for key in ("CPU", "CUDA") if gpu else ("CPU",):
