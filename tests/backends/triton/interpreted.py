@@ -396,3 +396,19 @@ def test_causal_conv1d_with_silu(layout: str, state: bool) -> None:
     torch.testing.assert_close(again, second, rtol=1e-4, atol=1e-4)
     for tensor, one in zip(tensors, torch.autograd.grad(F.silu(call(None)).sum(), tensors), strict=True):
         torch.testing.assert_close(tensor.grad, one)
+
+
+def test_causal_conv1d_with_silu_under_autocast() -> None:
+    """In one kernel of the dtype of autocast, rounded once where the two are rounded twice."""
+    x, w, b = tensors = [torch.randn(s).requires_grad_() for s in ((2, 3, 6), (3, 3), (3,))]
+    with torch.autocast("cpu", torch.bfloat16), convgrad.use_backend("triton"), convgrad.trace() as ran:
+        fused = convgrad.causal_conv1d(x, w, b, activation="silu")
+        gradients = torch.autograd.grad(fused.sum(), tensors)
+    assert {r.convolution.dtype for r in ran} == {torch.bfloat16} == {fused.dtype}
+    assert next(r.reason for r in ran) == "requested by name, with SiLU"
+    rounded = [t.detach().bfloat16().float().requires_grad_() for t in tensors]
+    apart = F.silu(convgrad.causal_conv1d(*rounded))
+    torch.testing.assert_close(fused.float(), apart, rtol=1 / 128, atol=1e-3)
+    for got, want, t in zip(gradients, torch.autograd.grad(apart.sum(), rounded), tensors, strict=True):
+        assert got.dtype == t.dtype
+        torch.testing.assert_close(got, want, rtol=1 / 32, atol=1 / 32)
