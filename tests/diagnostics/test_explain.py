@@ -151,6 +151,13 @@ def test_a_dtype_that_a_backend_does_not_know(dtype: torch.dtype) -> None:
     assert not native.usable
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_complex_problem_names_the_kernel_of_its_real_convolutions(transposed: bool) -> None:
+    p = ConvProblem.parse(f"{P} complex64", transposed=transposed)
+    of = [next(r for r in explain_problem(q).rows if r.by_aten) for q in (p, p.replace(dtype=torch.float32))]
+    assert of[0].runs == f"{of[1].runs}, as three real ones"
+
+
 def test_an_empty_problem() -> None:
     e = explain_problem(P.replace(batch=0), measure=True)
     assert set(e.chosen().values()) == {"engine"}
@@ -417,9 +424,8 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
     assert set(last.values()) == {"can compute it; triton was chosen"}  # why is said once, where triton is
     for device in ("h100", "a100"):
         why = reasons(f"{text} channels_last", device, "triton")["forward"]
-        assert why.startswith(
-            "proposed by rule, and timed against PyTorch's own at its first call: PyTorch's depthwise"
-        )
+        assert why.startswith("proposed by rule, and timed against PyTorch's own at its first call: it reads")
+        assert "cuDNN's" in why  # which is PyTorch's choice for this layout
         dense = reasons("mb8ic96ih56oc96kh7ph3 bfloat16", device, "aten")
         assert dense["forward"] == "no rule prefers another backend"
         assert dense["grad_input"] == f"{dense['forward']}, in one call with grad_weight and grad_bias"
