@@ -140,6 +140,19 @@ def test_compile_and_vmap(case: str) -> None:
     torch.testing.assert_close(stacked, tuple(torch.stack([t, 2 * t]) for t in want))
 
 
+def test_ghost_norms_are_one_graph() -> None:
+    x, size, g, options = operands("1d ghost", torch.float32)
+
+    def norms(x: Tensor, g: Tensor) -> Tensor:
+        return convgrad.per_sample_norms(x, size, g, **options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(norms, backend="eager", fullgraph=True)
+    for on in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            torch.testing.assert_close(compiled(x, g), norms(x, g))
+
+
 @pytest.mark.parametrize("case", ["1d", "1d ghost", "transposed ghost"])
 def test_norms_under_autocast_are_float32_those_of_the_gradients(case: str) -> None:
     x, size, g, options = operands(case, torch.float32)

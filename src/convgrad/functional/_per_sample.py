@@ -56,8 +56,8 @@ def per_sample_norms(
     data, other = (grad_output, input) if transposed else (input, grad_output)
     positions, per_group = prod(other.shape[2:]), size[1]
     if positions * groups * (2 * positions + per_group) < prod(size):
-        device = input.device.type
-        with torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext():  # Dynamo knows both
+        device = data.device.type
+        with torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext():
             squared = _squared(data, other, size[2:], geometry)
             nothing = squared <= 0  # by rounding; its derivative is 0
             norms = squared.masked_fill(nothing, 1).sqrt().masked_fill(nothing, 0)
