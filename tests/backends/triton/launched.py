@@ -122,6 +122,14 @@ def test_the_driver_gets_what_tritons_launcher_passes(
         assert driver.launched() == call.by_triton
 
 
+def test_arguments_are_in_the_kernels_order(driver: Driver) -> None:
+    partials, out, biases, bias = (torch.zeros(n) for n in (210, 70, 15, 5))
+    launch.adding(3, 70, 5).start(partials=partials, out=out, bias_partials=biases, bias=bias)
+    ((*pointers, parts, weights, channels),) = ([v for _, v in one.parameters][:7] for one in driver.launched())
+    assert pointers == [t.data_ptr() for t in (partials, out, biases, bias)]
+    assert (parts, weights, channels) == (3, 70, 5)
+
+
 @pytest.fixture(scope="session")
 def call(driver: Driver) -> Call:
     """A sweep with partial sums, bias and scratch memory."""

@@ -1,8 +1,5 @@
 """A launch hands Triton its arguments, and the first result of each compiled kernel is looked at."""
 
-import signal
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +8,6 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from convgrad.backends import ReferenceBackend
 from convgrad.backends.triton import TritonBackend, check, launch
@@ -112,43 +106,6 @@ def test_programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.at_once(cuda, 255, 512) == 10
     assert launch.at_once(cuda, 32, 32) == 320
     assert launch.at_once(torch.device("xpu", 0), 48, 128) == launch.PROGRAMS
-
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """LLVM handles the signals that end a process; the other tests want Python's handlers."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-def test_by_triton_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It compiles for a GPU that is not here, and is given the arguments in the kernel's order."""
-    started: list[tuple[Any, ...]] = []
-    gpu = SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 7,
-        launcher_cls=lambda src, metadata: lambda *given: started.append(given),
-        utils=SimpleNamespace(
-            load_binary=lambda *_: ("module", "function", 40, 0, 1024),
-            get_device_properties=lambda device: {"max_shared_mem": 1 << 17, "max_num_regs": 1 << 16},
-        ),
-    )
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(type(driver), "active", gpu)
-    partials, out, bias = torch.zeros(3, 70), torch.zeros(70), torch.zeros(5)
-    adding = launch.adding(3, 70, 5)
-    hashes = [adding.start(partials=partials, out=out, bias_partials=bias, bias=bias)[1] for _ in range(2)]
-    assert hashes[0]
-    assert not hashes[1]
-    for *head, a, b, c, d, parts, weights, biases, bp, bn in started:
-        assert head[:4] == [3, 1, 1, 7]
-        assert (a is partials, b is out, c is bias, d is bias) == (True,) * 4
-        assert (parts, weights, biases, bp, bn) == (3, 70, 5, 32, 64)
-    assert len(started) == 2
 
 
 @pytest.mark.parametrize(
