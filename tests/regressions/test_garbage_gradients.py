@@ -3,8 +3,6 @@
 Every way by which a model can reach it, in a process whose memory is poisoned; stock PyTorch is off by 1e37 there.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -53,11 +51,6 @@ check("autograd", v.grad)
 
 @pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_every_way_is_right(how: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, how],
-        env=poisoned_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, how]
+    done = subprocess.run(command, env=poisoned_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
