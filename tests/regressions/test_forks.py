@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from convgrad.check import child, registration
+from convgrad.check import registration
 from convgrad.diagnostics import calls
 from convgrad.engine.measure import measurer
 
@@ -80,7 +80,6 @@ def test_a_fork_during_the_first_call() -> None:
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "of a registration": lambda: registration._lock,
     "of an observer": lambda: calls._adding,
-    "of the environment": lambda: child._one_at_a_time,
     "of measuring": lambda: measurer._state.lock,
 }
 
