@@ -33,9 +33,9 @@ def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int
     if not plain or (input.is_cpu and requested() is None):
         return None
     if autocast_is_on(input.device.type):
-        operands: Any = cast_operands(input, weight, bias)
+        cast: Any = cast_operands(input, weight, bias)
         with without_autocast():
-            return silu_of_rows(*operands, before)
+            return silu_of_rows(cast[0], cast[1], cast[2], before)
     arguments = ((1, 1), (0, 0, before, 0), (1, 1), False, (0, 0), weight.shape[0])
     plan = resolve("convolution", arguments, input, weight, bias)
     backend = plan.steps[0].backend if len(plan.steps) == 1 and not plan.unsettled else None
