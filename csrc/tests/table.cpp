@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -18,22 +19,19 @@ void store(int64_t number, int64_t generation) {
   for (int64_t v : {number, number * 7, int64_t(3)}) key.add(v);
   int64_t entry[kWords];
   for (int64_t& word : entry) word = number;
-  table.store(key.values, key.bytes(), entry, sizeof entry, generation);
+  table.store(key, entry, sizeof entry, generation);
 }
 
 void look_up(int64_t number) {
   aten::Key key;
   for (int64_t v : {number, number * 7, int64_t(3)}) key.add(v);
   const int64_t generation = table.generation();
-  {
-    const aten::Table::Reader reader(table);
-    if (const auto* entry = static_cast<const int64_t*>(table.find(key, reader))) {
-      found++;
-      for (int i = 0; i < kWords; i++) wrong += entry[i] != number;
-      return;
-    }
-  }
-  store(number, generation);
+  const aten::Table::Bytes bytes = table.find(key);
+  if (!bytes) return store(number, generation);
+  int64_t entry[kWords];
+  memcpy(entry, bytes.get(), sizeof entry);
+  found++;
+  for (int64_t word : entry) wrong += word != number;
 }
 
 void work(int thread, int rounds) {
@@ -57,7 +55,7 @@ int main() {
   store(1, generation);
   const bool stale = table.size() != 0;
   // It is bounded: a full one is emptied.
-  for (int64_t i = 0; i < 3 * aten::Table::kMostEntries; i++) store(i, table.generation());
+  for (size_t i = 0; i < 3 * aten::Table::kMostEntries; i++) store(int64_t(i), table.generation());
   const bool full = table.size() > aten::Table::kMostEntries || table.size() == 0;
   printf("%d wrong, %d found\n", wrong.load(), found.load());
   return wrong || !found || stale || full;
