@@ -12,8 +12,8 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <exception>
 #include <new>
-#include <stdexcept>
 #include <string>
 
 #include "../convgrad_native.h"
@@ -24,13 +24,13 @@
 #define CONVGRAD_EXPORT extern "C" __attribute__((visibility("default")))
 
 // PyTorch's exception for an error of Python's (torch/csrc/Exceptions.h). It is caught by its name, and carries the
-// error from the thread that raised it to the one that called.
+// error from the thread that raised it to the one that called. `message` has its place in PyTorch's, and stays empty.
 struct __attribute__((visibility("default"))) python_error : public std::exception {
   aten::Object *type = nullptr, *value = nullptr, *traceback = nullptr;
   std::string message;
   python_error();  // takes the error that Python has
   ~python_error() override;
-  const char* what() const noexcept override { return message.c_str(); }
+  const char* what() const noexcept override { return "an error in Python"; }
 };
 
 namespace aten {
@@ -131,11 +131,7 @@ struct Entry {
   const Step* step() const { return reinterpret_cast<const Step*>(this + 1); }
 };
 
-using Found = std::shared_ptr<const Entry>;  // null if the table has none
-Found find(const Key& key) {
-  const Table::Bytes bytes = table.find(key);
-  return Found(bytes, reinterpret_cast<const Entry*>(bytes.get()));
-}
+const Entry* entry_of(const Table::Found& found) { return static_cast<const Entry*>(found.entry()); }
 
 // ---- keys -------------------------------------------------------------------------------------------------
 
@@ -362,10 +358,14 @@ Tensor tensor_in(Object* object) {
   return reinterpret_cast<Tensor>(reinterpret_cast<char*>(object) + tensor_offset);
 }
 
+struct Failure : std::exception {
+  const char* what() const noexcept override { return "a convolution failed while Python was shut down"; }
+};
+
 // Compute a call in Python: callback(op, key or None, *arguments of the operator). Throws what Python raised.
 void by_python(Call& c, bool has_key, int64_t generation, Tensor results[3]) {
   if (!f.Py_IsInitialized()) {
-    if (by_pytorch(c, c.mask, results)) throw std::runtime_error("a convolution failed while Python was shut down");
+    if (by_pytorch(c, c.mask, results)) throw Failure();
     return;
   }
   const Gil gil;
@@ -409,7 +409,8 @@ void compute(Call& c, Tensor results[3]) {
     if (!ends && !by_pytorch(c, c.mask, results)) return;
     release(results);
   } else if (!pytorchs && (has_key = make_key(c)) && !observed) {
-    const Found entry = find(c.key);
+    const Table::Found found = table.find(c.key);
+    const Entry* const entry = entry_of(found);
     if (entry && !(entry->steps == 0 && others)) {
       if (!by_entry(c, *entry, results)) return;
       release(results);  // Python raises the error in its own type
@@ -596,7 +597,8 @@ Object* call(Object*, Object* const* args, intptr_t count) {
   const auto device = static_cast<int8_t>(input.device);
   const int32_t cast_to = autocast_dtype(device);
   if (!make_key(c, cast_to)) return none();
-  Found entry = find(c.key);
+  Table::Found found = table.find(c.key);
+  const Entry* entry = entry_of(found);
   if (!entry) return cast_to < 0 ? bytes_of(c.key, table.generation()) : none();
   if (entry->steps == 0 && (!recorded || entry->pytorchs_autograd)) return f.PyBool_FromLong(1);
   if (!recorded && (is_negated(args[3]) || is_negated(args[4]) || is_negated(args[5]))) return none();
@@ -606,7 +608,8 @@ Object* call(Object*, Object* const* args, intptr_t count) {
   try {
     if (cast_to >= 0) {  // what was cast may lie otherwise
       cast_operands(c, cast_to, device);
-      entry = make_key(c) ? find(c.key) : nullptr;
+      found = make_key(c) ? table.find(c.key) : Table::Found();
+      entry = entry_of(found);
     }
     if (entry) failed = recorded ? recorded_call(c, &results[0]) : by_entry(c, *entry, results);
   } catch (const std::exception&) {  // of a cast: no memory
@@ -639,7 +642,7 @@ void unlock_table() { table.mutex().unlock(); }
 }  // namespace
 }  // namespace aten
 
-python_error::python_error() : message("an error in Python") { aten::f.PyErr_Fetch(&type, &value, &traceback); }
+python_error::python_error() { aten::f.PyErr_Fetch(&type, &value, &traceback); }
 
 python_error::~python_error() {
   if (!type && !value && !traceback) return;
@@ -706,4 +709,4 @@ CONVGRAD_EXPORT void convgrad_aten_store(const char* key, int64_t key_bytes, con
 }
 
 CONVGRAD_EXPORT void convgrad_aten_clear(void) { aten::table.clear(); }
-CONVGRAD_EXPORT int64_t convgrad_aten_size(void) { return static_cast<int64_t>(aten::table.size()); }
+CONVGRAD_EXPORT int64_t convgrad_aten_size(void) { return aten::table.size(); }

@@ -26,12 +26,11 @@ void look_up(int64_t number) {
   aten::Key key;
   for (int64_t v : {number, number * 7, int64_t(3)}) key.add(v);
   const int64_t generation = table.generation();
-  const aten::Table::Bytes bytes = table.find(key);
-  if (!bytes) return store(number, generation);
-  int64_t entry[kWords];
-  memcpy(entry, bytes.get(), sizeof entry);
+  const aten::Table::Found held = table.find(key);
+  const auto* entry = static_cast<const int64_t*>(held.entry());
+  if (!entry) return store(number, generation);
   found++;
-  for (int64_t word : entry) wrong += word != number;
+  for (int i = 0; i < kWords; i++) wrong += entry[i] != number;
 }
 
 void work(int thread, int rounds) {
@@ -55,7 +54,7 @@ int main() {
   store(1, generation);
   const bool stale = table.size() != 0;
   // It is bounded: a full one is emptied.
-  for (size_t i = 0; i < 3 * aten::Table::kMostEntries; i++) store(int64_t(i), table.generation());
+  for (int64_t i = 0; i < 3 * aten::Table::kMostEntries; i++) store(i, table.generation());
   const bool full = table.size() > aten::Table::kMostEntries || table.size() == 0;
   printf("%d wrong, %d found\n", wrong.load(), found.load());
   return wrong || !found || stale || full;
