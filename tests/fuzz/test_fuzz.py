@@ -4,8 +4,6 @@ A few seconds in ``make test``, a minute in ``make test-all``; ``CONVGRAD_FUZZ=3
 hour. A failure prints one line that repeats it: ``python -m tests.fuzz '<the call>'``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A fork while another thread works: the child, such as a worker of a DataLoader, found that thread's locks held."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys

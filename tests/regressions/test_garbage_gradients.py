@@ -3,8 +3,6 @@
 Every way by which a model can reach it, in a process whose memory is poisoned; stock PyTorch is off by 1e37 there.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
