@@ -514,7 +514,7 @@ main()"""
 def test_a_warning_of_the_library_is_one_line_without_its_source(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     done = subprocess.run(
-        [sys.executable, "-m", "convgrad", "explain", SMALL], capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "convgrad", "tune", "ic2iw9oc2kw3"], capture_output=True, text=True, check=False,
         env={**os.environ, "CONVGRAD_CACHE": str(tmp_path / "file")},
     )  # fmt: skip
     assert done.stderr.startswith("convgrad: convgrad's store")
