@@ -133,31 +133,6 @@ def test_without_gradients_a_frozen_operand_makes_no_difference(groups: int) -> 
                 torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("kernel", [(1, 1), (1, 2), (2, 1)], ids=str)
-def test_a_weight_with_odd_strides_is_put_right(kernel: tuple[int, int], layout: torch.memory_format) -> None:
-    """Ordinary first, so that what is remembered for it is there when the odd one comes."""
-    x = torch.randint(-3, 4, (2, 4, 3, 3)).float().contiguous(memory_format=layout).requires_grad_()
-    usual = torch.randint(-3, 4, (4, 2, *kernel)).float().contiguous(memory_format=layout)
-    strides = [123 if n == 1 else s for n, s in zip(usual.shape, usual.stride(), strict=True)]
-    for weight in (usual, usual.as_strided(usual.shape, strides)):
-        w = weight.detach().requires_grad_()
-        assert w.stride() == weight.stride()
-        y = convgrad.conv2d(x, w, groups=2)
-        go = torch.randint(-3, 4, y.shape).float()
-        with convgrad.use_backend("reference"):
-            want = convgrad.conv2d(x, w, groups=2)
-        assert torch.equal(y, want)
-        found = torch.autograd.grad(y, (x, w), go)
-        for a, b in zip(found, torch.autograd.grad(want, (x, w), go), strict=True):
-            assert torch.equal(a, b)
-        with torch.no_grad():
-            assert torch.equal(convgrad.conv2d(x, w, groups=2), want)
-        backward = convgrad.convolution_backward(go, x.detach(), w.detach(), groups=2, output_mask=(True, True, False))
-        for a, b in zip(backward[:2], found, strict=True):
-            assert torch.equal(a, b)  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize("mask", [*itertools.product([True, False], repeat=3)], ids=str)
 @pytest.mark.parametrize("sizes", [None, [8]])
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -172,26 +147,6 @@ def test_convolution_backward_gives_what_pytorch_gives(
     for _ in range(2):
         got = convgrad.convolution_backward(go, x, w, sizes, *arguments, mask)  # pyright: ignore[reportArgumentType]
         torch.testing.assert_close(got, want)
-
-
-def test_who_watches_is_told() -> None:
-    x, w = operands(2)
-    convgrad.conv2d(x, w, groups=2)
-    with convgrad.trace() as seen:
-        convgrad.conv2d(x, w, groups=2).sum().backward()
-        convgrad.convolution_backward(torch.randn(2, 8, 4, 4), x.detach(), w.detach(), groups=2)
-    assert next(r.outputs for r in seen) == "forward"
-    assert len(list(seen)) == 3
-
-
-def test_another_choice_is_noticed() -> None:
-    """A kernel that is registered later computes what was PyTorch's own."""
-    x, w = operands(2, channels=160)
-    assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
-    convgrad.set_default_backend("reference")
-    assert not is_pytorchs(convgrad.conv2d(x, w, groups=2))
-    convgrad.set_default_backend(None)
-    assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
 
 
 @pytest.mark.parametrize("defaults", [("reference", None), (None, "reference")])

@@ -136,30 +136,6 @@ def test_forward_mode_is_that_of_the_convolution() -> None:
     torch.testing.assert_close(alone, moved[2][None, :, None].expand(2, 4, 6))
 
 
-def test_function_transforms() -> None:
-    x, w, b = (t.detach() for t in tensors((5, 2, 3, 8), (4, 3, 3), torch.float64))
-
-    def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return convgrad.feedback_convolution(x, w, b).square().sum()
-
-    def expected(x: Tensor) -> tuple[Tensor, Tensor]:
-        g = 2 * torch.conv1d(x, w)
-        return torch.nn.grad.conv1d_input(x.shape, b, g), torch.nn.grad.conv1d_weight(x, w.shape, g)
-
-    got = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None, None))(x, w, b)
-    for one, other in zip(got, zip(*map(expected, x), strict=True), strict=True):
-        torch.testing.assert_close(one, torch.stack(other))
-    of_weights = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(
-        x[0], torch.stack([w, w + 1]), torch.stack([b, b])
-    )
-    torch.testing.assert_close(of_weights[0], expected(x[0])[0])
-    twice = torch.func.grad(lambda x: torch.func.grad(loss)(x, w, b).square().sum())(x[0])
-    leaf = x[0].clone().requires_grad_()
-    y = Definition.apply(leaf, w, b, None, ((1,), (0,), (1,), False, (0,), 1))
-    (g,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
-    torch.testing.assert_close(twice, *torch.autograd.grad(g.square().sum(), leaf))
-
-
 @pytest.mark.parametrize(("transposed", "dynamic"), [(False, False), (True, True)])
 def test_compiled(transposed: bool, dynamic: bool) -> None:
     x, w, b = tensors((2, 4, 8, 8), (4, 4, 3, 3), torch.float32)

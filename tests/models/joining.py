@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,13 +20,16 @@ def pair(stock: nn.Module) -> tuple[Any, Any, Any]:
     return ours, stock, convgrad.accelerate_(ours, only_gains=False)
 
 
-def agree(ours: Any, stock: Any, x: Tensor | None = None, **near: Any) -> None:
+def agree(
+    ours: Any, stock: Any, x: Tensor | None = None, call: Callable[..., Any] = lambda model, x: model(x), **near: Any
+) -> None:
+    """The results of two models, all gradients and buffers."""
     x = torch.randn(2, 3, 9, 7) if x is None else x
     results = []
     for model in (ours, stock):
         model.zero_grad()
         a = x.clone().requires_grad_()
-        y = model(a)
+        y = call(model, a)
         y.square().sum().backward()
         results.append((y, a.grad, *(p.grad for p in model.parameters()), *model.buffers()))
     torch.testing.assert_close(*results, **(near or {"rtol": 1e-4, "atol": 1e-4}))

@@ -15,7 +15,6 @@ from convgrad.models import accelerate_
 from convgrad.problem import ConvProblem
 
 from .modules import FAST, ComputesItself, OwnName, fingerprint, image, runs_ours, same
-from .taken_over import world_of_one
 
 
 @pytest.mark.parametrize("cls", FAST)
@@ -85,25 +84,6 @@ def test_sizes_may_be_numbers_of_numpy():
     expected = model(x)
     assert "1" in convgrad.accelerate_(model).replaced
     torch.testing.assert_close(model(x), expected)
-
-
-def test_hooks_run_and_stay():
-    model, calls = nn.Sequential(nn.Conv2d(4, 4, 3)), []
-    model[0].register_forward_hook(lambda *_: calls.append("forward"))
-    model[0].register_full_backward_hook(lambda *_: calls.append("backward"))
-    accelerate_(model, only_gains=False)
-    model(image().requires_grad_()).sum().backward()
-    assert calls == ["forward", "backward"]
-
-
-def test_distributed(tmp_path):
-    with world_of_one(tmp_path):
-        inner = nn.Sequential(nn.Conv2d(4, 4, 3))
-        accelerate_(inner, "channels_last", only_gains=False)
-        model = nn.parallel.DistributedDataParallel(inner)
-        assert runs_ours(model, image()) == ["forward", "grad_weight"]
-        assert inner[0].weight.grad is not None
-        del model  # after its process group it may wait for ever, in PyTorch itself
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import copy
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -141,135 +142,116 @@ def distributed(how: str) -> tuple[list[str], list[Any]]:
     with mock.patch.dict(LEAST_NORM, dict.fromkeys(LEAST_NORM, 0)):
         ours, stock = pair()
         with seen() as found:
-            results = [train(m, wrapped(m, how)) for m in (ours,)]
-        results += [train(stock, wrapped(stock, how))]
-        agree(*results)
+            result = train(ours, wrapped(ours, how))
+        agree(result, train(stock, wrapped(stock, how)))
         gc.collect()  # a DistributedDataParallel must not outlive its process group
     return found
 
 
-WAYS = ["ddp", "static graph", "unused", "fsdp"]
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_a_process_group_of_one(how: str, tmp_path: Path) -> None:
-    with world_of_one(tmp_path):
-        activations, paddings = distributed(how)
-    assert sorted(activations[-3:]) == ["", "relu", "silu"]
-    assert PAD in paddings
-
-
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", ["ddp", "static graph", "unused", "fsdp"])
 def test_two_processes(how: str, processes: Processes) -> None:  # noqa: F811
     for activations, paddings in processes(2, distributed, how, seconds=100):
         assert sorted(activations[-3:]) == ["", "relu", "silu"]
         assert PAD in paddings
 
 
-# ---- checkpoints ------------------------------------------------------------------------------------
+# ---- checkpoints, copies, transforms, hooks ----------------------------------------------------------
 
 
-def by_parts(model: Any, reentrant: bool) -> Callable[[Tensor], Any]:
-    return lambda x: checkpoint_sequential(model, 2, x, use_reentrant=reentrant)
+def same(run: Callable[[Any], Iterable[Any]], statistics: bool = True) -> None:
+    """``run`` returns the same of an accelerated model as of stock's."""
+    results = []
+    for model in pair(statistics):
+        torch.manual_seed(2)
+        results.append([*run(model)])
+    agree(*results)
+
+
+def learn(model: Any, learned: bool = True) -> None:
+    """What reads each normalization is known from now on."""
+    if learned:
+        model(image()).sum().backward()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("parts", [False, True])
 def test_checkpoints(reentrant: bool, learned: bool, parts: bool) -> None:
-    results = []
-    for model in pair(statistics=False):
-        if learned:
-            model(image()).sum().backward()
-        call = by_parts(model, reentrant) if parts else lambda x, m=model: checkpoint(m, x, use_reentrant=reentrant)
-        results.append(train(model, call))
-    agree(*results)
+    def run(model: Any) -> list[Any]:
+        learn(model, learned)
+        around = partial(checkpoint_sequential, model, 2) if parts else partial(checkpoint, model)
+        return train(model, partial(around, use_reentrant=reentrant))
+
+    same(run, statistics=False)
 
 
-# ---- copies and averages ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_an_averaged_model(after: bool) -> None:
-    results = []
-    for model in pair():
-        torch.manual_seed(2)
-        if after:
-            model(image()).sum().backward()
+@pytest.mark.parametrize("learned", [False, True])
+def test_an_averaged_model(learned: bool) -> None:
+    def run(model: Any) -> list[Any]:
+        learn(model, learned)
         average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
         train(model, model)
         average.update_parameters(model)
-        results.append([*average.state_dict().values(), *train(average, average)])
-    agree(*results)
+        return [*average.state_dict().values(), *train(average, average)]
+
+    same(run)
 
 
 def test_a_copy_while_a_graph_is_alive() -> None:
-    results = []
-    for model in pair():
-        torch.manual_seed(2)
+    def run(model: Any) -> list[Any]:
         y = model(image())
         twin = copy.deepcopy(model)
         y.sum().backward()
-        results.append([*train(twin, twin), *(p.grad for p in model.parameters())])
-    agree(*results)
+        return [*train(twin, twin), *(p.grad for p in model.parameters())]
 
-
-# ---- transforms -------------------------------------------------------------------------------------
-
-
-def loss_of(model: Any) -> Callable[..., Tensor]:
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    return lambda parameters, x: torch.func.functional_call(model, (parameters, buffers), (x,)).square().mean()
+    same(run)
 
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_functional_calls_and_transforms(learned: bool) -> None:
-    results = []
-    for model in pair(statistics=False):
-        torch.manual_seed(2)
-        if learned:
-            model(image()).sum().backward()
-        parameters, loss = {n: p.detach() for n, p in model.named_parameters()}, loss_of(model)
-        x = image()
+    def run(model: Any) -> list[Any]:
+        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(model, (parameters, buffers), (x,)).square().mean()
+
+        learn(model, learned)
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        parameters, x = {n: p.detach() for n, p in model.named_parameters()}, image()
         given = {n: p.clone().requires_grad_() for n, p in parameters.items()}
-        results.append([
+        two = torch.stack([x, x + 1])
+        return [
             torch.autograd.grad(loss(given, x), [*given.values()]),
             [*torch.func.grad(loss)(parameters, x).values()],
-            torch.func.vjp(lambda t, f=loss, p=parameters: f(p, t), x)[1](torch.ones(()))[0],
-            torch.func.jvp(lambda t, f=loss, p=parameters: f(p, t), (x,), (x,)),
-            torch.vmap(loss, (None, 0))(given, torch.stack([x, x + 1])),
-            [*torch.vmap(torch.func.grad(loss), (None, 0))(parameters, torch.stack([x, x + 1])).values()],
-        ])  # fmt: skip
-    agree(*results)
+            torch.func.vjp(partial(loss, parameters), x)[1](torch.ones(()))[0],
+            torch.func.jvp(partial(loss, parameters), (x,), (x,)),
+            torch.vmap(loss, (None, 0))(given, two),
+            [*torch.vmap(torch.func.grad(loss), (None, 0))(parameters, two).values()],
+        ]
+
+    same(run, statistics=False)
 
 
 def test_a_vector_of_gradients_at_once() -> None:
-    results = []
-    for model in pair(statistics=False):
-        torch.manual_seed(2)
+    def run(model: Any) -> Any:
         x = image().requires_grad_()
-        y = model(x).mean(0)
-        results.append(torch.autograd.grad(y, (x, *model.parameters()), torch.eye(4), is_grads_batched=True))
-    agree(*map(list, results))
+        given = (x, *model.parameters())
+        return torch.autograd.grad(model(x).mean(0), given, torch.eye(4), is_grads_batched=True)
 
-
-# ---- hooks and capture ------------------------------------------------------------------------------
+    same(run, statistics=False)
 
 
 def test_hooks_on_all_modules_and_tensors() -> None:
-    results = []
-    for model in pair():
+    def run(model: Any) -> list[Any]:
         kept: list[Tensor] = []
         handles = [nn.modules.module.register_module_full_backward_hook(lambda m, gi, go: None)]
-        handles += [
-            p.register_post_accumulate_grad_hook(lambda p, to=kept: to.append(p.grad * 2)) for p in model.parameters()
-        ]
+        handles += [p.register_post_accumulate_grad_hook(lambda p: kept.append(p.grad * 2)) for p in model.parameters()]
         handles += [m.register_forward_pre_hook(lambda m, a: tuple(t + 0 for t in a)) for m in model.modules()]
         handles.append(model[1].first.register_full_backward_hook(lambda m, gi, go: (2 * gi[0],)))
-        results.append([*train(model, model), *sorted(kept, key=lambda t: t.shape)])
+        results = [*train(model, model), *sorted(kept, key=lambda t: t.shape)]
         for handle in handles:
             handle.remove()
-    agree(*results)
+        return results
+
+    same(run)
 
 
 class Features(nn.Module):
@@ -306,14 +288,12 @@ def test_a_dictionary_of_results_in_distributed_training(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("before", [False, True])
-def test_compiled_by_a_backend_that_keeps_the_graph(before: bool) -> None:
-    results = []
-    for model in pair():
-        if before:
-            train(model, model)
-        results.append(train(model, torch.compile(model, backend="eager")) + train(model, model))
-    agree(*results)
+def test_compiled_by_a_backend_that_keeps_the_graph() -> None:
+    def run(model: Any) -> list[Any]:
+        learn(model)
+        return train(model, torch.compile(model, backend="eager")) + train(model, model)
+
+    same(run)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
@@ -321,79 +301,19 @@ def test_a_trace_and_an_export() -> None:
     ours, stock = pair(statistics=False)
     x = image()
     for model in (ours, stock):
-        model(x).sum().backward()
+        learn(model)
     traced = torch.jit.trace(ours, x, check_trace=False)
     torch.testing.assert_close(traced(x + 1), stock(x + 1), rtol=1e-3, atol=1e-4)
     exported = torch.export.export(ours, (x,)).module()
     torch.testing.assert_close(exported(x + 1), stock(x + 1), rtol=1e-3, atol=1e-4)
 
 
-# ---- other libraries --------------------------------------------------------------------------------
-
-
-def test_opacus() -> None:
-    opacus = pytest.importorskip("opacus")
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 1), nn.InstanceNorm2d(6, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(864, 2)
-    )
-    ours, results = copy.deepcopy(model), []
-    convgrad.accelerate_(ours, only_gains=False)
-    for each in (ours, model):
-        sampled = opacus.GradSampleModule(each)
-        torch.manual_seed(2)
-        sampled(image()).square().mean().backward()
-        results.append([p.grad_sample for p in sampled.parameters()])
-    agree(*results)
-
-
-def test_peft() -> None:
-    peft = pytest.importorskip("peft")
-    results = []
-    for model in pair():
-        torch.manual_seed(2)
-        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["0.conv", "3"], r=2))
-        results.append(train(adapted.base_model.model, adapted))
-    agree(*results)
-
-
-def test_lightning(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-    results = []
-    for model in pair():
-
-        class Task(lightning.LightningModule):
-            def __init__(self, inner: nn.Module) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def training_step(self, batch: Any, _: int) -> Tensor:
-                return self.inner(batch[0]).square().mean()
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), 1e-3)
-
-        torch.manual_seed(2)
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(image(8)), 4)
-        trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, logger=False)
-        trainer.fit(Task(model), data)
-        results.append([*model.state_dict().values()])
-    agree(*results)
-
-
-def test_accelerate() -> None:
-    """Hugging Face's, whose model is prepared after ours."""
-    accelerate = pytest.importorskip("accelerate")
-    results = []
-    for model in pair():
-        prepared = accelerate.Accelerator(cpu=True).prepare(model)
-        results.append(train(model, prepared))
-    agree(*results)
-
-
 def test_nothing_keeps_a_model_alive() -> None:
+    gc.freeze()  # what is there already is not looked through
     ours = pair()[0]
-    train(ours, ours)
+    train(ours, ours, steps=1)
     left = weakref.ref(ours)
     del ours
     gc.collect()
+    gc.unfreeze()
     assert left() is None

@@ -132,14 +132,9 @@ def test_auto_leaves_a_model_that_does_not_train_on_the_inputs():
     report.restore()
 
 
-def test_auto_measures_with_example_inputs():
-    model = nn.Sequential(nn.Conv2d(4, 4, 3))
-    report = accelerate_(model, "auto", example_inputs=image())
+@pytest.mark.parametrize("frozen", [False, True])
+def test_auto_measures_with_example_inputs(frozen):
+    """A frozen model by the gradient of its input."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()).requires_grad_(not frozen)
+    report = accelerate_(model, "auto", example_inputs=image().requires_grad_(frozen))
     assert report.layout.startswith("measured, ")
-    report.restore()
-
-
-def test_auto_measures_a_frozen_model_by_the_gradient_of_its_input():
-    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()).requires_grad_(False)
-    report = accelerate_(model, "auto", example_inputs=image().requires_grad_())
-    assert report.layout.startswith("measured")

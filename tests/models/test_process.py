@@ -1,7 +1,6 @@
 """`takeover`: what it catches, who is told, and that nothing of it stays."""
 
 import contextlib
-import copy
 import itertools
 import sys
 import threading
@@ -31,27 +30,23 @@ def ours():
     assert stock_kernel() == before
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
-def test_functional_calls_forward_and_backward(d, ours):
-    conv = getattr(F, f"conv{d}d")
-    x, w, b = operands(d=d, requires_grad=True)
-    y = conv(x, w, b, padding=1, groups=2)
-    g = torch.randn_like(y)
-    got = (y, *torch.autograd.grad(y, (x, w, b), g))
-    assert computed(ours) == ["forward", "grad_input", "grad_weight"]
-    with convgrad.use_backend("aten"):
-        y = conv(x, w, b, padding=1, groups=2)
-        torch.testing.assert_close(got, (y, *torch.autograd.grad(y, (x, w, b), g)), **TOLERANCE)
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "conv_transpose2d"])
+def test_functional_calls_forward_and_backward(name, ours):
+    x, w, b = operands(d=int(name[-2]), requires_grad=True)
+    transposed = "transpose" in name
+    x, b = (torch.randn(2, 6, 5, 5, requires_grad=True), None) if transposed else (x, b)
+    given = [t for t in (x, w, b) if t is not None]
 
+    def call():
+        y = getattr(F, name)(x, w, b, padding=1, groups=2, **({"stride": 2, "output_padding": 1} if transposed else {}))
+        return (y, *torch.autograd.grad(y, given, torch.linspace(-1, 1, y.numel()).view_as(y)))
 
-def test_transposed(ours):
-    x, w = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
-    y = F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
-    got = (y, *torch.autograd.grad(y.square().sum(), (x, w)))
-    assert computed(ours) == ["grad_input", "forward", "grad_weight"]
+    got = call()
+    passes = ["grad_input", "forward"] if transposed else ["forward", "grad_input"]
+    assert computed(ours) == [*passes, "grad_weight"]
     with convgrad.use_backend("aten"):
-        y = F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
-        torch.testing.assert_close(got, (y, *torch.autograd.grad(y.square().sum(), (x, w))), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(got, call(), **TOLERANCE)
+    assert {r.backend for r in ours} == {OURS, "aten"}  # PyTorch's own choices are seen, too
 
 
 def test_an_interrupt_leaves_nothing_switched_off():
@@ -118,8 +113,8 @@ def test_double_backward(ours):
     x = torch.randn(1, 2, 3, 2, dtype=torch.float64, requires_grad=True)
     w = torch.randn(4, 1, 2, 2, dtype=torch.float64, requires_grad=True)
     b = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *a: F.conv2d(*a, padding=1, groups=2), (x, w, b))
-    assert torch.autograd.gradgradcheck(lambda *a: F.conv2d(*a, padding=1, groups=2), (x, w, b))
+    assert torch.autograd.gradcheck(lambda *a: F.conv2d(*a, padding=1, groups=2), (x, w, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *a: F.conv2d(*a, padding=1, groups=2), (x, w, b), fast_mode=True)
     assert {"forward", "grad_input", "grad_weight"} <= set(computed(ours))
 
 
@@ -265,31 +260,6 @@ def test_the_last_of_several_threads_undoes_it():
     assert stock_kernel() == before
 
 
-def test_opening_and_closing_while_other_threads_compute():
-    x, w, b = operands()
-    want = F.conv2d(x, w, b, groups=2)
-    stop, wrong = threading.Event(), []
-
-    def work():
-        try:
-            while not stop.is_set():
-                if not torch.equal(F.conv2d(x, w, b, groups=2), want):
-                    wrong.append("a wrong result")
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for _ in range(1500):
-        with observe_aten():
-            pass
-    stop.set()
-    for t in threads:
-        t.join()
-    assert wrong == []
-
-
 def test_as_a_decorator():
     @takeover()
     def call():
@@ -323,33 +293,3 @@ def test_what_convgrads_own_functions_compute_is_reported_once(block):
         y.sum().backward()
     assert [r.outputs for r in alone] == []  # the call was PyTorch's own, as the docstring of `trace` says
     assert [(r.outputs, r.reason) for r in watched] == [("grad_input+grad_weight", "PyTorch's own kernel")]
-
-
-def test_a_taken_over_process_sees_pytorchs_own_choices_too():
-    x, w, b = operands()
-    with Trace() as seen, takeover(), convgrad.use_backend("aten"):
-        F.conv2d(x, w, b, groups=2)
-    assert [r.backend for r in seen] == ["aten"]
-
-
-def test_training_a_model_gives_what_stock_gives():
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 2, 2)
-    ).double()
-    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
-
-    def train(model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        losses = []
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    want = train(copy.deepcopy(model))
-    with takeover(), convgrad.use_backend(OURS):
-        assert train(model) == pytest.approx(want, rel=1e-9)
-    assert all(a > b for a, b in itertools.pairwise(want))

@@ -19,7 +19,7 @@ ALL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch
 
 
 @given(problems(dtypes=ALL_DTYPES))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_canonical_problems_round_trip(problem: ConvProblem) -> None:
     assert parse(format_problem(problem)) == problem
 
