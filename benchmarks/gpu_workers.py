@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_calls import short
 
-from convgrad.check.child import Child
+from convgrad.check.child import Child, Lost
 
 Task = Callable[..., dict[str, Any]]
 _BROKEN = ("CUDA error", "HIP error", "illegal memory access", "misaligned address", "launch failure", "device-side")
@@ -33,13 +33,14 @@ class Worker(Child):
     """One process, started at its first task."""
 
     def __init__(self) -> None:
-        super().__init__(_answer, environment={})
+        super().__init__(_answer)
 
     def run(self, task: Task, *arguments: Any, limit: float) -> dict[str, Any]:
         """The task's answer, or ``{"error": sentence}``; after ``limit`` seconds it is given up."""
-        found, death = self.ask((task, *arguments), seconds=max(1.0, limit))
-        if death:
-            return {"error": death}
+        try:
+            found = self.ask((task, *arguments), seconds=max(1.0, limit))
+        except Lost as lost:
+            return {"error": str(lost)}
         if found["broken"]:
             self.close()
         return found["answer"]

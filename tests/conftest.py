@@ -71,6 +71,12 @@ def brief_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def instant_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak speeds of this machine, which take two seconds to measure, are made up."""
+    monkeypatch.setattr("convgrad.diagnostics.roofline._best", lambda call, device, seconds=0.0: 1e-3)
+
+
+@pytest.fixture
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear layers are ours by rule, however few their rows are and whatever the processor is."""
     monkeypatch.setattr(rules, "mkl_at_its_best", lambda: False)

@@ -1,7 +1,5 @@
 """Every way by which a module is copied."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """What tests of batch normalization share: whether its kernels are here, and a look at what they are called with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

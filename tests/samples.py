@@ -1,7 +1,5 @@
 """PyTorch's own descriptions of its convolutions: dtypes, sample calls, and calls that it refuses."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 from unittest import mock

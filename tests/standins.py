@@ -1,7 +1,5 @@
 """Stand-ins for the operators of GPU libraries: they record how they are called and compute on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """What stands between PyTorch's private parts and the rest."""
 
-from __future__ import annotations
-
 import sys
 from itertools import permutations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """The header, from C++: the example is built and trained with."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -19,10 +17,11 @@ import convgrad
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cpp_extension"
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("ninja") is None or all(shutil.which(c) is None for c in ("c++", "g++", "clang++")),
-    reason="no C++ compiler, or no ninja",
-)
+
+def of_the_build(test: Any) -> Any:
+    """A test of what ninja and a compiler build in a minute."""
+    absent = shutil.which("ninja") is None or all(shutil.which(c) is None for c in ("c++", "g++", "clang++"))
+    return pytest.mark.slow(pytest.mark.skipif(absent, reason="no C++ compiler, or no ninja")(test))
 
 
 #: Both overloads, called as a user calls them.
@@ -42,13 +41,9 @@ def test_the_header_is_there() -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     "first",
-    [
-        pytest.param("ATen/core/Tensor.h"),
-        pytest.param("ATen/ATen.h", marks=pytest.mark.slow),
-        pytest.param("torch/torch.h", marks=pytest.mark.slow),
-        pytest.param("torch/extension.h", marks=pytest.mark.slow),
-    ],
-)
+    ["ATen/core/Tensor.h",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in ("ATen/ATen.h", "torch/torch.h", "torch/extension.h"))],
+)  # fmt: skip
 def test_the_header_compiles_after_those_of_pytorch(first: str, tmp_path: Path) -> None:
     """at::convolution_backward, which an unqualified call would find too, is declared only in ATen's operators."""
     folders = [convgrad.include_path(), *cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
@@ -84,8 +79,7 @@ def extension(example: Any) -> ModuleType:
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.utils.cpp_extension")
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradients(extension: ModuleType, dtype: torch.dtype, stride: int) -> None:
@@ -98,8 +92,7 @@ def test_gradients(extension: ModuleType, dtype: torch.dtype, stride: int) -> No
     torch.testing.assert_close(torch.autograd.grad(y, (x, w), g), torch.autograd.grad(expected, (x, w), g))
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 def test_derivatives_of_the_gradients(extension: ModuleType) -> None:
     """The header's operators are differentiable themselves, so a backward written with them is too."""
     x = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
@@ -109,19 +102,15 @@ def test_derivatives_of_the_gradients(extension: ModuleType) -> None:
     assert torch.autograd.gradgradcheck(lambda x, w: extension.reference(x, w, 2), (x, w))
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 def test_only_the_gradients_asked_for(extension: ModuleType) -> None:
-    from convgrad.diagnostics import trace
-
     x, w = torch.randn(2, 6, 9, 11), torch.randn(6, 1, 5, 5, requires_grad=True)
-    with trace() as seen:
+    with convgrad.trace() as seen:
         extension.depthwise(x, w, 1).sum().backward()
     assert [r.outputs for r in seen] == ["grad_weight"]
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 def test_bad_sizes_are_one_clear_error(extension: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="weight of size"):
         extension.reference(torch.randn(1, 3, 5, 5), torch.randn(4, 1, 3, 3), 1)
@@ -151,8 +140,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 """
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 def test_errors_are_those_that_the_header_promises(tmp_path: Path) -> None:
     """They were pybind11::error_already_set, whose what() holds a traceback of Python."""
     module = cpp_extension.load_inline(
@@ -173,8 +161,7 @@ def test_errors_are_those_that_the_header_promises(tmp_path: Path) -> None:
         assert caught(torch.ones(1, 4, 5), w, False) == "no error"
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 def test_training(example: Any) -> None:
     """Both ways train, and alike."""
     example.register()
@@ -185,8 +172,7 @@ def test_training(example: Any) -> None:
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]))
 
 
-@needs_compiler
-@pytest.mark.slow
+@of_the_build
 def test_before_the_import(extension: ModuleType) -> None:
     """The built library without the Python package: the error says what to do."""
     program = (

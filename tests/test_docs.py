@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from runpy import run_path
@@ -37,7 +37,7 @@ def snippets(page: Path) -> list[tuple[int, str, str]]:
     return [f for f in found if f[1] in ("python", "pycon")]
 
 
-@pytest.mark.usefixtures("brief_search")
+@pytest.mark.usefixtures("brief_search", "brief_trial", "instant_limits")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -60,6 +60,7 @@ def modules() -> list[str]:
     return [n for n in names if not n.endswith("__main__")]
 
 
+@pytest.mark.usefixtures("brief_search", "brief_trial", "instant_limits")
 @pytest.mark.parametrize("module", modules())
 def test_the_examples_in_docstrings_run(module):
     try:
@@ -103,7 +104,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_speeds_on_the_pages_are_those_of_the_files_that_their_rows_name(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import figures  # pyright: ignore[reportMissingImports]
+    import figures
 
     for path, text in figures.pages():
         assert path.read_text(encoding="utf-8") == text, "run python benchmarks/figures.py"
@@ -151,6 +152,7 @@ def rooms() -> set[str]:
     return files | {p.name for p in SOURCE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}
 
 
+@cache
 def imports() -> list[tuple[str, str, str, str, str]]:
     """(file, room that imports, room imported, module imported from, name imported) over the whole package."""
     found = []

@@ -33,13 +33,13 @@ def lightning() -> ModuleType:
                 optimizer.step()
 
     made = ModuleType("lightning")
-    made.LightningModule, made.Trainer = nn.Module, Trainer  # type: ignore[attr-defined]
+    made.LightningModule, made.Trainer = nn.Module, Trainer
     return made
 
 
 def timm() -> ModuleType:
     made = ModuleType("timm")
-    made.create_model = lambda name, num_classes: nn.Sequential(  # type: ignore[attr-defined]
+    made.create_model = lambda name, num_classes: nn.Sequential(
         nn.Conv2d(3, 24, 5, padding=2, groups=3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, num_classes)
     )
     return made
@@ -61,7 +61,7 @@ def ultralytics() -> ModuleType:
             self.model(torch.randn(1, 3, 16, 16)).sum().backward()
 
     made = ModuleType("ultralytics")
-    made.YOLO = YOLO  # type: ignore[attr-defined]
+    made.YOLO = YOLO
     return made
 
 
@@ -88,10 +88,21 @@ def test_a_recipe_trains_layers_of_convgrad(needs, code, tmp_path, monkeypatch):
     assert any(type(m).__module__.startswith("convgrad.") for m in model_of(names).modules())
 
 
+((NAME, SCRIPT),) = [(name, code) for kind, name, code in BLOCKS if kind == "file"]
+
+
+def test_the_script_of_torchrun_trains(monkeypatch, capsys):
+    """As the only process; tests of `convgrad run` train so in two."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    exec(SCRIPT, {"__name__": "__main__"})
+    assert capsys.readouterr().out == "trained by 0\n"
+
+
+@pytest.mark.slow
 def test_the_script_of_torchrun_trains_in_two_processes(tmp_path):
-    ((name, code),) = [(name, code) for kind, name, code in BLOCKS if kind == "file"]
-    (tmp_path / name).write_text(code, encoding="utf-8")
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", name]
+    (tmp_path / NAME).write_text(SCRIPT, encoding="utf-8")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", NAME]
     for _ in range(6):
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         if "terminate called without an active exception" not in done.stderr:

@@ -1,7 +1,5 @@
 """The reader of PyTorch's flags: TF32, which two generations of switches allow and forbid."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,14 +18,15 @@ def _as_before() -> Iterator[None]:
     cudnn.conv.fp32_precision = before
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_the_old_switch(allowed: bool) -> None:
-    cudnn.allow_tf32 = allowed
-    assert cudnn_allows_tf32() == allowed
-
-
-@pytest.mark.parametrize(("precision", "allowed"), [("ieee", False), ("tf32", True)])
-def test_the_new_switches(precision: str, allowed: bool) -> None:
-    """They make the old one unreadable."""
-    cudnn.conv.fp32_precision = precision
+@pytest.mark.parametrize(
+    ("where", "name", "value", "allowed"),
+    [
+        (cudnn, "allow_tf32", False, False),
+        (cudnn, "allow_tf32", True, True),
+        (cudnn.conv, "fp32_precision", "ieee", False),  # which makes the old switch unreadable
+        (cudnn.conv, "fp32_precision", "tf32", True),
+    ],
+)
+def test_either_switch_is_read(where: Any, name: str, value: object, allowed: bool) -> None:
+    setattr(where, name, value)
     assert cudnn_allows_tf32() == allowed

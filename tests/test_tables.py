@@ -1,7 +1,5 @@
 """Tables of text and of HTML."""
 
-from __future__ import annotations
-
 from operator import itemgetter
 
 from convgrad.tables import Table, wrapped

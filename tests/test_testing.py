@@ -1,7 +1,5 @@
 """The public suite: its strategy draws the problems that it says, and what is right passes on them."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st

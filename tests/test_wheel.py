@@ -1,7 +1,5 @@
 """The wheels that `make wheel` leaves: their names, sizes and contents, and that they work where no compiler is."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

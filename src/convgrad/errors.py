@@ -46,7 +46,7 @@ class UnknownNameError(ConvgradError, KeyError):
     def of(cls, what: str, name: object, known: Collection[str]) -> UnknownNameError:
         """The error that names the nearest ones, or where none is near, all."""
         names = [*reversed([*known])]
-        by_letters = {part: k for k in names for part in k.lower().split(":")} | {k.lower(): k for k in names}
+        by_letters = {part: k for k in names for part in k.lower().split(":") if part} | {k.lower(): k for k in names}
         close = difflib.get_close_matches(str(name).lower(), by_letters, 3, 0.7)
         near = [*dict.fromkeys(by_letters[k] for k in close)]
         more = f", and {len(known) - 24} more" if len(known) > 24 else ""

@@ -1,7 +1,5 @@
 """The definition against two things that share no line with it: a loop over scalars, and ATen in float64."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Routes through ATen: that each goes where it says, and what the conformance suite's sample does not hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +38,7 @@ def operands_of(problem: ConvProblem, slots: Iterable[Slot]) -> list[Tensor]:
 
 
 def called(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[list[Tensor]]:
-    slots: Any = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # pyright: ignore
+    slots: Any = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")
     operands = operands_of(problem, slots)
     kernel = backend.bind(problem, outputs)
     with Called() as seen:
@@ -52,34 +50,32 @@ GRADIENTS: tuple[Output, ...] = ("grad_input", "grad_weight")
 
 
 @pytest.mark.parametrize("outputs", [("forward",), ("grad_input",), ("grad_weight",), GRADIENTS], ids="+".join)
-@pytest.mark.parametrize("text", ["mb2ic4iw9oc6kw3", "mb2ic4ih7oc6kh3", "mb2ic4id5oc6kd3"])
-def test_channels_last_calls_aten_once_in_that_layout(text: str, outputs: tuple[Output, ...]) -> None:
-    [tensors] = called(get_backend("aten:channels_last"), ConvProblem.parse(text), outputs)
+@pytest.mark.parametrize(
+    ("route", "text"),
+    [
+        *(("channels_last", text) for text in ("mb2ic4iw9oc6kw3", "mb2ic4ih7oc6kh3", "mb2ic4id5oc6kd3")),
+        *(("float32", f"mb2ic4ih7oc6kh3 {dtype} channels_last") for dtype in ("float16", "bfloat16")),
+    ],
+)
+def test_a_route_calls_aten_once_as_it_says(route: str, text: str, outputs: tuple[Output, ...]) -> None:
+    [tensors] = called(get_backend(f"aten:{route}"), ConvProblem.parse(text), outputs)
+    assert {t.dtype for t in tensors} == {torch.float32}
     for t in tensors:
         layout = {4: torch.channels_last, 5: torch.channels_last_3d}[t.dim()]
-        read = t.is_contiguous(memory_format=layout) and not t.is_contiguous()
-        assert read, (t.shape, t.stride())
-
-
-@pytest.mark.parametrize("outputs", [("forward",), ("grad_input",), ("grad_weight",), GRADIENTS], ids="+".join)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_float32_calls_aten_once_in_float32(dtype: str, outputs: tuple[Output, ...]) -> None:
-    problem = ConvProblem.parse(f"mb2ic4ih7oc6kh3 {dtype} channels_last")
-    [tensors] = called(get_backend("aten:float32"), problem, outputs)
-    assert {t.dtype for t in tensors} == {torch.float32}
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+        assert t.is_contiguous(memory_format=layout), (t.shape, t.stride())
+        assert not t.is_contiguous()
 
 
 @pytest.mark.parametrize("output", outputs_of(get_backend("aten:float32")))
 def test_float32_conforms_for_16_bits(output: Output) -> None:
     """The sample of the conformance suite is nearly all float32, which this route refuses."""
-    results = [r for p in HALF[::3] for r in check_problem("aten:float32", p, output, repeats=2)]
+    results = [r for p in HALF[::6] for r in check_problem("aten:float32", p, output, repeats=2)]
     assert not [r for r in results if r.status == "failed"], "\n".join(map(str, results))
-    assert sum(r.status == "passed" for r in results) >= len(HALF[::3])
+    assert sum(r.status == "passed" for r in results) >= len(HALF[::6])
 
 
 @given(problems(dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16)))
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_any_problem_as_the_reference_computes_it(problem: ConvProblem) -> None:
     name = "aten:channels_last" if problem.dtype.itemsize > 2 else "aten:float32"
     if problem.channels_last and name == "aten:channels_last":
@@ -104,7 +100,7 @@ def test_matmul_copies_nothing(pass_: Pass, layout: str, dtype: str) -> None:
 
 
 def test_matmul_in_16_bits_is_refused_for_float32() -> None:
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     for name in ("aten:matmul", "im2col"):
         [reason] = get_backend(name).reasons_against(ConvProblem.parse("ic2ih4oc2kh1"), ("forward",), CPU)
         assert "in 16 bits" in reason
@@ -130,11 +126,16 @@ def test_float32_sums_in_float32() -> None:
         ("aten:matmul", "ic2ih4oc2kh3", "pointwise convolutions without groups, stride and padding"),
         ("aten:matmul", "g2ic2ih4oc2kh1", "pointwise convolutions without groups, stride and padding"),
         ("aten:matmul", "ic2ih4oc2kh1 complex64", "floating-point numbers on a CPU, got torch.complex64"),
+        ("aten:patches", "mb2ic3ih8oc4kh4sh2", "stride = kernel"),
+        ("aten:patches", "mb2ic3ih8oc4kh4sh4ph2", "without padding"),
+        ("aten:patches", "mb2ic4g2ih8oc4kh4sh4", "groups"),
+        ("aten:patches", "mb2ic3ih8oc4kh1", "more than one element"),
+        ("aten:patches", "mb2ic3ih9oc4kh2sh2dh1", "stride = kernel"),
+        ("aten:patches", "mb2ic3ih8oc4kh4sh4 complex64", "got torch.complex64"),
     ],
 )
 def test_reasons(name: str, text: str, why: str) -> None:
-    dtype = torch.bool if text.endswith(" bool") else None
     problem = ConvProblem.parse(text.removesuffix(" bool"))
-    problem = problem.replace(dtype=dtype) if dtype else problem
+    problem = problem.replace(dtype=torch.bool) if text.endswith(" bool") else problem
     [reason] = get_backend(name).reasons_against(problem, ("forward",), CPU)
     assert why in reason

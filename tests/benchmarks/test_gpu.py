@@ -1,7 +1,5 @@
 """The GPU benchmark without a GPU: it must work the first time it has one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -12,8 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gpu
+import gpu_calls
+import gpu_problems
+import gpu_report
 import pytest
 import torch
+from gpu_workers import Worker, in_parallel
+from torch import nn
 
 import convgrad
 from convgrad.backends import triton
@@ -23,13 +27,6 @@ from convgrad.engine.registry import get_backend
 from convgrad.problem import ConvProblem
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import gpu  # noqa: E402
-import gpu_calls  # noqa: E402
-import gpu_problems  # noqa: E402
-import gpu_report  # noqa: E402
-from gpu_workers import Worker, in_parallel  # noqa: E402
 
 
 def dry_run(out: Path, *options: str) -> str:
@@ -63,8 +60,11 @@ def test_a_dry_run_and_its_continuation(tmp_path: Path) -> None:
     assert len(rows) == 12
 
 
-def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
-    dry_run(tmp_path, "--only", "mamba", "--seconds", "0")
+def test_without_time_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    options = ["--dry-run", "--out", str(tmp_path), "--only", "mamba", "--seconds", "0"]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
+    assert gpu.main() == 0
     text = (tmp_path / "gpu.md").read_text()
     assert text.count("not measured") >= 7
     assert "met" not in text.replace("geometric", "")
@@ -73,20 +73,13 @@ def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
 def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model by torchvision's name; both sides compute the same, and the table says how long they take."""
 
-    def tiny() -> torch.nn.Module:
-        layers = (
-            torch.nn.Conv2d(3, 4, 7, 16),
-            torch.nn.Conv2d(4, 4, 3, groups=4),
-            torch.nn.Dropout(),
-            torch.nn.Flatten(),
-        )
-        return torch.nn.Sequential(*layers)
+    def tiny() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 7, 16), nn.Conv2d(4, 4, 3, groups=4), nn.Dropout(), nn.Flatten())
 
     given: list[Any] = []
     accelerate = convgrad.accelerate_
-    monkeypatch.setattr(
-        convgrad, "accelerate_", lambda *a, **k: given.append(k["example_inputs"]) or accelerate(*a, **k)
-    )
+    noted = lambda *a, **k: given.append(k["example_inputs"]) or accelerate(*a, **k)  # noqa: E731
+    monkeypatch.setattr(convgrad, "accelerate_", noted)
     models = SimpleNamespace(mobilenet_v2=tiny)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=models))
     found = gpu_calls.training_step("mobilenet_v2", 2, "channels_last", "eager", "cpu")
@@ -154,22 +147,17 @@ def test_some_stages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [*gpu_problems.NARROW, *gpu_problems.WIDE])
 def test_the_problems_of_the_conformance_stage(text: str) -> None:
     """Each is taken by one of ours."""
-    given = gpu_calls.taking(ConvProblem.parse(text), "triton,triton:banded", "cuda")
-    outputs = [
-        get_backend(name).reasons_against(ConvProblem.parse(text), ("forward",), torch.device("cuda")) for name in given
-    ]
-    assert [] in outputs
+    problem, cuda = ConvProblem.parse(text), torch.device("cuda")
+    given = gpu_calls.taking(problem, "triton,triton:banded", "cuda")
+    assert [] in [get_backend(name).reasons_against(problem, ("forward",), cuda) for name in given]
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [
-        (("--backend", "triton,tritn"), "no backend is called 'tritn'"),
-        (("--stages", "rows,cards"), "no stage is called 'cards'"),
-    ],
+    [("--backend=triton,tritn", "no backend is called 'tritn'"), ("--stages=rows,cards", "no stage is called 'cards'")],
 )
-def test_an_unknown_name_is_said_at_once(option: tuple[str, str], said: str, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu.py", *option])
+def test_an_unknown_name_is_said_at_once(option: str, said: str, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", option])
     with pytest.raises(SystemExit, match="2"):
         gpu.main()
     assert said in capsys.readouterr().err
@@ -227,49 +215,56 @@ def row(problem: str, what: str, ours: float, theirs: float, **more: Any) -> dic
     return {**known, "times": times, "bytes": 1_000_000_000, "flops": 1_000_000_000, **more}
 
 
-def test_bars_met_and_missed() -> None:
+def bar(words: str, *rows: dict[str, Any], **card: Any) -> str:
+    """The line of one bar."""
+    (line,) = (line for line in gpu_report.bars([*rows], CARD | card) if words in line)
+    return line
+
+
+MIXED = [
+    row("mobilenet", "forward", 0.55e-3, 1.1e-3),
+    row("mobilenet", "backward", 0.6e-3, 6e-3),
+    row("replknet k31", "forward", 1e-3, 15e-3),
+    row("mamba", "forward", 0.55e-3, 0.55e-3),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ("PyTorch's NCHW", "10.00 of 1 rows: met"),
+        ("backward over PyTorch's best", "10.00 of 1 rows: met"),
+        ("every pass", f"{(2 * 10 * 15 * 1) ** 0.25:.2f} of 4 rows: met"),
+        ("31x31 forward", "15.00 of 1 rows: met"),
+        ("31x31 backward", "not measured"),
+        ("forward up to 7x7", f"{0.5 / 0.85 / 0.55:.2f} of 1 rows: met"),
+        ("backward up to 7x7", f"{0.5 / 0.85 / 0.6:.2f} of 1 rows: MISSED"),
+        ("grad_weight up to 7x7", "not measured"),
+        ("forward conv1d", "1.01 of 1 rows: met"),
+    ],
+)
+def test_bars_met_and_missed(words: str, end: str) -> None:
     """A gigabyte at 2 TB/s takes 0.5 ms, and 0.588 ms at 85 % of it."""
-    rows = [
-        row("mobilenet", "forward", 0.55e-3, 1.1e-3),
-        row("mobilenet", "backward", 0.6e-3, 6e-3),
-        row("replknet k31", "forward", 1e-3, 15e-3),
-        row("mamba", "forward", 0.55e-3, 0.55e-3),
-    ]
-    lines = gpu_report.bars(rows, CARD)
-
-    def found(words: str) -> str:
-        (line,) = (line for line in lines if words in line)
-        return line
-
-    assert found("PyTorch's NCHW").endswith("10.00 of 1 rows: met")
-    assert found("backward over PyTorch's best").endswith("10.00 of 1 rows: met")
-    assert found("every pass").endswith(f"{(2 * 10 * 15 * 1) ** 0.25:.2f} of 4 rows: met")
-    assert found("31x31 forward").endswith("15.00 of 1 rows: met")
-    assert found("31x31 backward").endswith("not measured")
-    assert found("forward up to 7x7").endswith(f"{0.5 / 0.85 / 0.55:.2f} of 1 rows: met")
-    assert "1 below" in found("backward up to 7x7")
-    assert found("backward up to 7x7").endswith(f"{0.5 / 0.85 / 0.6:.2f} of 1 rows: MISSED")
-    assert found("grad_weight up to 7x7").endswith("not measured")
-    assert found("forward conv1d").endswith("1.01 of 1 rows: met")
+    assert bar(words, *MIXED).endswith(end)
+    assert "1 below" in bar("backward up to 7x7", *MIXED)
 
 
 def test_of_two_rows_the_faster_one_counts() -> None:
     plain = row("replknet k31", "forward", 5e-3, 15e-3)
     wide = row("replknet k31", "forward", 1e-3, 15e-3, backend="triton:banded")
     for rows in ([plain, wide], [wide, plain]):
-        (line,) = (line for line in gpu_report.bars(rows, CARD) if "31x31 forward" in line)
-        assert line.endswith("15.00 of 1 rows: met")
+        assert bar("31x31 forward", *rows).endswith("15.00 of 1 rows: met")
     table = gpu_report.report({"card": CARD, "rows": [plain, wide], "conditions": "", "wanted": 2})
     assert "| replknet k31 | float32 | forward | triton | 5000.0 |" in table
     assert "| replknet k31 | float32 | forward | triton:banded | 1000.0 |" in table
 
 
-def test_what_a_few_launches_take_is_not_judged() -> None:
+@pytest.mark.parametrize(
+    ("launch", "end"), [(1e-4, "1.07 of 1 rows: met"), (2e-4, "too short to judge): not measured")]
+)
+def test_what_a_few_launches_take_is_not_judged(launch: float, end: str) -> None:
     """The bar allows 0.588 ms for a gigabyte: enough beside launches of 0.1 ms, and not beside such of 0.2 ms."""
-    rows = [row("mobilenet", "forward", 0.55e-3, 1.1e-3)]
-    for launch, words in ((1e-4, "1.07 of 1 rows: met"), (2e-4, "1 too short to judge): not measured")):
-        (line,) = (x for x in gpu_report.bars(rows, {**CARD, "launch": launch}) if "forward up to 7x7" in x)
-        assert line.endswith(words)
+    assert bar("forward up to 7x7", MIXED[0], launch=launch).endswith(end)
 
 
 def test_the_float32_peak_binds_where_there_are_many_products() -> None:

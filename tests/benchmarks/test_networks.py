@@ -1,17 +1,9 @@
 """The networks that `time_steps.py` can be given: that each computes what it is called with."""
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
+import networks
 import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import networks
 
 FACTORIES = [
     name for name, f in vars(networks).items() if getattr(f, "__module__", "") == "networks" and name[0].islower()

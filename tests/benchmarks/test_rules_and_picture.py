@@ -1,7 +1,5 @@
 """From the sweep to the rules, and from results to README's table: the commands themselves, on very little."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,18 +12,15 @@ import torch
 
 pytest.importorskip("typer")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+import derive
+import draw
+import result_rows
+import sweep
+import time_layers
+import time_steps
 
-import derive  # noqa: E402
-import draw  # noqa: E402
-import result_rows  # noqa: E402
-import sweep  # noqa: E402
-import time_layers  # noqa: E402
-import time_steps  # noqa: E402
-
-from convgrad.engine import backends, costs, measurements, rules  # noqa: E402
-from convgrad.problem import PASSES, ConvProblem  # noqa: E402
+from convgrad.engine import backends, costs, measurements, rules
+from convgrad.problem import PASSES, ConvProblem
 
 CONDITIONS = dict(zip(result_rows.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
 
@@ -136,25 +131,24 @@ def row(fold: int = 0, **times: float) -> derive.Row:
     return next(row for row in rows if row.fold == fold)
 
 
-def emulated(rows: Sequence[derive.Row]) -> dict[str, float]:
-    return derive.derived(rows)["emulated"]
+@pytest.mark.parametrize(
+    ("rows", "gains"),
+    [
+        ([{"native": 0.25, "aten_float32": 0.5}, {"aten_float32": 0.25}], {"native": 4.0, "aten:float32": 4.0}),
+        # Compared where both were measured, of which float32 gains more, 4.0 instead of 2.5.
+        ([{"native": 0.8}, {"native": 0.2, "aten_float32": 0.25}], {"native": 2.5}),
+        ([{"native": 0.99}, {"native": 1.0}], {}),
+        ([{"native": 0.5}, {"native": 2.2}], {}),
+    ],
+)
+def test_what_a_way_gains(rows: list[dict[str, float]], gains: dict[str, float]) -> None:
+    assert derive.derived([row(**times) for times in rows])["emulated"] == gains
 
 
 def test_a_second_way_where_the_first_cannot() -> None:
     rows = [row(native=0.25, aten_float32=0.5), row(aten_float32=0.25)]
-    assert emulated(rows) == {"native": 4.0, "aten:float32": 4.0}
     ways = [derive.taken({}, derive.derived(rows), r) for r in (*rows, row())]
     assert ways == ["native", "aten:float32", "aten"]
-
-
-def test_ways_are_compared_where_both_were_measured() -> None:
-    rows = [row(native=0.8), row(native=0.2, aten_float32=0.25)]  # of which float32 gains more, 4.0 instead of 2.5
-    assert emulated(rows) == {"native": 2.5}
-
-
-def test_what_gains_nothing_is_not_taken() -> None:
-    assert emulated([row(native=0.99), row(native=1.0)]) == {}
-    assert emulated([row(native=0.5), row(native=2.2)]) == {}
 
 
 def test_what_is_held_out_has_no_say() -> None:

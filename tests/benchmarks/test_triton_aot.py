@@ -1,7 +1,5 @@
 """Kernels compiled for GPUs that are not here: no spills, shared memory that fits."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "triton_aot.py"
 
 def compile_all(request: pytest.FixtureRequest, *options: str) -> str:
     """Compiled kernels are kept between runs: only a changed one is compiled again."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(request.config.cache.mkdir("triton"))}  # type: ignore[union-attr]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(request.config.cache.mkdir("triton"))}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, str(SCRIPT), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3600)

@@ -43,7 +43,7 @@ def anything(*args: Any) -> None:
     ],
 )
 def test_values(arg: Any, value: Any) -> None:
-    assert values(check(anything, (arg,), "forward"), PROBLEM, "forward") == [value]
+    assert values(check(anything, (arg,), "forward"), PROBLEM) == [value]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_a_text_is_not_a_sequence_of_arguments() -> None:
 
 def test_a_mask() -> None:
     args = check(anything, ("output_mask", "output_mask[:2]", "output_mask[1]"), "backward")
-    assert values(args, PROBLEM, "backward", ("grad_weight",)) == [(False, True, False), (False, True), True]
-    assert values(args, PROBLEM, "backward") == [(True, True, True), (True, True), True]
+    assert values(args, PROBLEM, ("grad_weight",)) == [(False, True, False), (False, True), True]
+    assert values(args, PROBLEM) == [(True, True, True), (True, True), True]
     with pytest.raises(ValueError, match='"output_mask" is missing'):
         check(anything, ("grad_output",), "backward")
 
@@ -111,11 +111,11 @@ def test_a_builtin_has_no_parameters_to_look_at() -> None:
 def test_padding_of_two_sides_cannot_be_told() -> None:
     for arg in ("padding", "padding[0]"):
         with pytest.raises(LookupError, match=r"one number a dimension, this problem's is \(\(3, 0\),\)"):
-            values(("input", "weight", arg), CAUSAL, "forward")
-    assert values(("input", "weight"), CAUSAL, "forward") == [None, None]
-    assert values(("padding", "problem"), CAUSAL, "forward") == [(3,), CAUSAL]
+            values(("input", "weight", arg), CAUSAL)
+    assert values(("input", "weight"), CAUSAL) == [None, None]
+    assert values(("padding", "problem"), CAUSAL) == [(3,), CAUSAL]
 
 
 def test_a_dimension_that_a_problem_does_not_have() -> None:
     with pytest.raises(LookupError, match=r"it takes kernel_size\[1\], this problem's kernel_size is \(4,\)"):
-        values(("kernel_size[1]",), CAUSAL, "forward")
+        values(("kernel_size[1]",), CAUSAL)

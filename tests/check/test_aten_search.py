@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from convgrad.backends import aten_defects
 from convgrad.check import aten_search, search_aten
-from convgrad.check.child import Child
+from convgrad.check.child import Child, Lost
 from convgrad.engine import Found, choose, record, recorded, store
 from convgrad.problem import ConvProblem
 from tests.check.dying import answer
@@ -56,20 +57,24 @@ def test_what_was_found_is_kept_and_avoided() -> None:
 
 def test_only_a_death_counts_and_no_error_of_the_comparison() -> None:
     p = ConvProblem.parse("ic2ih5oc2kh3")
-    for death, counts in (("the process died (SIGSEGV)", 1), ("no answer in 60 s", 1), ("the process ended with 1", 0)):
-        child: Any = SimpleNamespace(ask=lambda request, death=death: (None, death))
-        assert aten_search._wrong(child, p, "forward", 0) == death * counts
+    errors = [Lost("crashed with SIGSEGV"), Lost("did not return in 60 s"), RuntimeError("the check failed")]
+    for error, said in zip(errors, ("it crashed with SIGSEGV", "it did not return in 60 s", ""), strict=True):
+        child: Any = SimpleNamespace(ask=Mock(side_effect=error))
+        assert aten_search._wrong(child, p, "forward", 0) == said
 
 
 def test_a_child_that_dies_is_an_answer() -> None:
     with Child(answer) as child:
-        assert child.ask("die") == (None, "the process died (SIGSEGV)")
-        assert child.ask("answer") == ({"got": "answer", "poisoned": True}, "")
-        assert child.ask("interrupt")[1] == ""  # Ctrl-C in a terminal reaches both: it is no defect of PyTorch's
+        with pytest.raises(Lost, match="crashed with SIGSEGV"):
+            child.ask("die")
+        assert child.ask("answer") == {"got": "answer", "poisoned": True}
+        assert child.ask("interrupt")["got"]  # Ctrl-C in a terminal reaches both: it is no defect of PyTorch's
 
 
 @pytest.mark.slow
 def test_a_child_that_ends_or_thinks_for_too_long() -> None:
     with Child(answer) as child:
-        assert child.ask("exit") == (None, "the process ended with 3")
-        assert child.ask("sleep", seconds=5) == (None, "no answer in 5 s")
+        with pytest.raises(Lost, match="ended the process with status 3"):
+            child.ask("exit")
+        with pytest.raises(Lost, match="did not return in 5 s"):
+            child.ask("sleep", seconds=5)

@@ -20,8 +20,9 @@ NAMED = {"one layer of one network": "mb1ic128ih28oc128kh3sh2ph1 channels_last"}
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in FORWARD])
 def test_forward(name: str) -> None:
     bug = FORWARD[name]
+    options = {"dtypes": WIDE, **bug.options}  # in 16 bits PyTorch's own kernels, of which these are made, are refused
     with pytest.raises(CheckError):
-        convgrad.register("bug", forward=bug.kernel, accepts=bug.accepts, seconds=100, **bug.options)
+        convgrad.register("bug", forward=bug.kernel, accepts=bug.accepts, seconds=100, **options)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -91,7 +91,9 @@ def test_the_same_code_is_neither_faster_nor_slower(measured: list[Any]) -> None
     convgrad.register("there", forward=slow, accepts=depthwise, verify=False)
     backend = convgrad.register("mine", forward=slow, accepts=depthwise, problems=[LAYER], seconds=1)
     assert {t.other for t in backend.timings} == {"there"}
-    assert 0.5 < backend.timings[0].speed < 2
+    timing = backend.timings[0]
+    assert timing.low < 1.5, "of a busy machine the speed alone may be anything"
+    assert timing.high > 1 / 1.5
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_no_problem_is_begun_for_which_a_slow_kernel_has_no_time() -> None:
         time.sleep(0.01)
         return right(*operands)
 
-    backend = convgrad.register("slow", forward=slow, accepts=accepts, prefer=False, seconds=0.01)
+    backend = convgrad.register("slow", forward=slow, accepts=accepts, dtypes=WIDE, prefer=False, seconds=0.01)
     assert passed(backend) <= 2  # the first is checked in any case, and tells how long others take
 
 
@@ -184,7 +184,7 @@ def test_contiguous_tensors_are_suggested() -> None:
 
 def test_time_is_limited() -> None:
     """Few problems are too few to say that it is right; that is said."""
-    backend = convgrad.register("right", forward=right, accepts=accepts, seconds=0.05)
+    backend = convgrad.register("right", forward=right, accepts=accepts, dtypes=WIDE, seconds=0.05)
     assert not backend.verified
     assert re.fullmatch(
         r"not verified: \d+ problems? passed, 30 are needed; more did not fit into 0.05 s", backend.note

@@ -61,7 +61,7 @@ net = nn.Conv2d(3, 4, 3)
 
 
 @pytest.fixture(autouse=True)
-def _own_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief_trial: None) -> Any:
+def _own_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief_trial: None, instant_limits: None) -> Any:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
@@ -75,13 +75,13 @@ def _own_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief_trial: No
 
 
 def steps(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, Any]]:
-    assert run(["bench", "steps", *args, "--seconds", "0.5", "--json"]) == 0
+    assert run(["bench", "steps", *args, "--seconds", "0.1", "--json"]) == 0
     return json.loads(capsys.readouterr().out)["data"]["steps"]
 
 
 def test_each_form_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "steps.csv"
-    command = ["bench", "steps", "own_models:tiny", "own_models:words", "--input", "2x3x16x16", "--seconds", "1"]
+    command = ["bench", "steps", "own_models:tiny", "own_models:words", "--input", "2x3x16x16", "--seconds", "0.2"]
     assert run([*command[:3], *command[4:], "--csv", str(file), "--threads", "1"]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80

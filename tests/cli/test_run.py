@@ -1,8 +1,6 @@
 """``convgrad run``: its own options stand before the script, everything behind belongs to the script."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,7 +80,7 @@ def test_a_script_that_goes_to_another_folder_takes_no_file_with_it(command, nam
     assert not list((tmp_path / "other").iterdir())
 
 
-def test_a_process_that_the_script_starts_has_the_kernels_of_the_command(tmp_path):
+def test_a_process_that_the_script_starts_has_the_kernels_of_the_command(tmp_path, monkeypatch):
     (tmp_path / "kernels.py").write_text(
         "import sys, torch, convgrad\nassert sys.argv[1:] == ['one', 'more']\n"
         "def forward(x, w, p): return torch.nn.functional.conv1d(x, w)\n"
@@ -93,12 +91,8 @@ def test_a_process_that_the_script_starts_has_the_kernels_of_the_command(tmp_pat
         f"import os, subprocess, sys\nos.chdir('/')\n{conv}\n"
         f"subprocess.run([sys.executable, '-c', {conv!r}], check=True)"
     )
-    main = "import sys; from convgrad.cli.app import run; sys.exit(run())"
-    options = ["--kernels", "kernels.py one more", "run", "--no-limit", "--csv", "x.csv", "script.py"]
-    done = subprocess.run(
-        [sys.executable, "-c", main, *options], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert run(["--kernels", "kernels.py one more", "run", "--no-limit", "--csv", "x.csv", "script.py"]) == 0
     (row,) = csv.DictReader((tmp_path / "x.csv").read_text(encoding="utf-8").splitlines())
     assert (row["backend"], row["calls"]) == ("mine", "2")
 

@@ -66,7 +66,7 @@ def each(problem: str, times: int = 3) -> dict[str, int]:
 
 
 def test_first_it_searches_for_what_pytorch_gets_wrong(capsys) -> None:
-    assert run(["tune", "--aten", "1", SMALL]) == 0
+    assert run(["tune", "--aten", "0.2", SMALL]) == 0
     printed = capsys.readouterr().out
     assert printed.index("found wrong beyond") < printed.index("measured 3 times on this machine")
 
@@ -218,8 +218,6 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
     (folder / "bad.json").write_text(content if isinstance(content, str) else json.dumps(content))
     assert run(["tune", "--import", "bad.json"]) == 2
     assert capsys.readouterr().err.startswith("convgrad: bad.json holds no exported choices")
-    assert run(["tune", "--import", "none.json"]) == 2
-    assert capsys.readouterr().err.startswith("convgrad: there is no file 'none.json' (hint: ")
     assert measurements.exported() == []
 
 
@@ -239,7 +237,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["--device", "meta", SMALL], "cannot run on 'meta'"),
         (["--threads", "-1", SMALL], "Invalid value for '--threads'"),
         (["--threads", "100000", SMALL], "Input should be less than or equal to 1024"),
-        (["--import", "absent.json"], "absent.json"),
+        (["--import", "absent.json"], "there is no file 'absent.json' (hint: "),
         (["--export", "no/such/file.json"], "'no/such/file.json' cannot be written"),
         (["mb0ic3ih9oc3kh3"], "'mb0ic3ih9oc3kh3' holds nothing to measure"),
     ],

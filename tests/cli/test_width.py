@@ -35,7 +35,7 @@ def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("info", "--all"),
         ("explain", LONG, "--no-measure", "--all"),
         ("explain", "g96ic96ih56oc96kh7ph3 bfloat16", "-d", "h100 cudnn 9.10 bfloat16 channels_last", "--rules"),
-        ("check", "shapes", "-b", "aten"),
+        ("check", "shapes", "-b", "aten", "-o", "forward"),
         ("-k", "kernels.py", "check", LONG, "-b", "a_kernel_with_a_long_name", "--property", "exact"),
         ("-k", "kernels.py", "info"),
         ("bench", "g4mb2ic4ih6oc4kh3ph1", "-b", "im2col", "-b", "triton", "--seconds", "0.02", "--no-limit"),

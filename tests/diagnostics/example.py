@@ -1,7 +1,5 @@
 """A profile with everything that a page shows, made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from convgrad.diagnostics import Limits, Moment

@@ -1,7 +1,5 @@
 """Explanations of accelerated models: they name what a training step runs."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +44,10 @@ class Same(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
+def same(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(norm, nn.ReLU(), Same(8, 8, 3, 2, groups=8))
+
+
 class ReadTwice(Pads):
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(self.act(self.norm(x)), (0, 1, 0, 1))
@@ -55,14 +57,8 @@ class ReadTwice(Pads):
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "function": (lambda: Pads("function"), "ih16 ph0:1"),
     "module": (lambda: Pads("module"), "ih16 ph0:1"),
-    "own forward": (
-        lambda: nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), Same(8, 8, 3, 2, groups=8)),
-        "ih16 ph0:1",
-    ),
-    "instance norm": (
-        lambda: nn.Sequential(nn.InstanceNorm2d(8, affine=True), nn.ReLU(), Same(8, 8, 3, 2, groups=8)),
-        "ih16 ph0:1",
-    ),
+    "own forward": (lambda: same(nn.BatchNorm2d(8)), "ih16 ph0:1"),
+    "instance norm": (lambda: same(nn.InstanceNorm2d(8, affine=True)), "ih16 ph0:1"),
     "circular": (lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, padding_mode="circular"), "ih16 ph1"),
     "read twice": (lambda: ReadTwice("function"), "ih17 ph0"),
     "no normalization": (lambda: Pads("without normalization"), "ih17 ph0"),
@@ -115,38 +111,32 @@ def test_padding_that_a_kernel_reads_is_in_the_problem(which: str, before: bool,
         assert {o: found[problem][o] for o in outputs} == outputs
 
 
-def test_a_registered_kernel_that_takes_the_padding() -> None:
+@pytest.fixture
+def pads() -> nn.Module:
     model = Pads("function")
     convgrad.accelerate_(model, only_gains=False)
-    x = torch.randn(2, 8, 16, 16)
+    return model
 
+
+def test_a_registered_kernel_that_takes_the_padding(pads: nn.Module) -> None:
     def against(_: Any, problem: ConvProblem, *__: Any) -> list[str]:
         return [] if problem.padding == ((0, 1), (0, 1)) else ["only of padding at the end"]
 
-    register(
-        around(ReferenceBackend, lambda kernel, *_: kernel, name="at_the_end", reasons_against=against),
-        preferred=True,
-    )
-    (outputs,) = explained(model, x).values()
-    assert set(outputs.values()) == {"at_the_end"}
-    (outputs,) = ran(model, x).values()
-    assert set(outputs.values()) == {"at_the_end"}
+    kernel = around(ReferenceBackend, lambda kernel, *_: kernel, name="at_the_end", reasons_against=against)
+    register(kernel, preferred=True)
+    for seen in (explained, ran):
+        (outputs,) = seen(pads, torch.randn(2, 8, 16, 16)).values()
+        assert set(outputs.values()) == {"at_the_end"}
 
 
-def test_a_profile_names_the_layer_of_a_problem_with_padding() -> None:
-    model = Pads("function")
-    convgrad.accelerate_(model, only_gains=False)
-    x = torch.randn(2, 8, 16, 16)
+def test_a_profile_names_the_layer_of_a_problem_with_padding(pads: nn.Module) -> None:
     with layer_ranges(), observe_aten(), Usage() as usage:
-        model(x)
+        pads(torch.randn(2, 8, 16, 16))
     (row,) = usage.rows
     assert row.layers == ("conv",)
     assert "ph0:1" in row.problem
 
 
-def test_another_machine_reads_the_padded_input() -> None:
-    model = Pads("function")
-    convgrad.accelerate_(model, only_gains=False)
+def test_another_machine_reads_the_padded_input(pads: nn.Module) -> None:
     for device in ("h100 cudnn 9.10", "cpu arm"):
-        found = convgrad.explain(model, torch.empty(2, 8, 16, 16, device="meta"), device=device)
-        assert "ih17" in str(found)
+        assert "ih17" in str(convgrad.explain(pads, torch.empty(2, 8, 16, 16, device="meta"), device=device))

@@ -1,7 +1,5 @@
 """The page in a real browser: three widths, light and dark, contrast, keyboard, print, and no network."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows from the tables that the library's own commands write."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -11,9 +9,7 @@ import torch
 import convgrad
 from convgrad.diagnostics import Limits, layer_ranges
 from convgrad.diagnostics.script import read_table
-from convgrad.engine import Event
 from convgrad.models import Usage, observe_aten
-from convgrad.problem import ConvProblem
 from convgrad.report import profile_table
 
 P = "g4mb2ic4ih9oc4kh3ph1"
@@ -88,44 +84,28 @@ def test_the_table_of_a_benchmark(tmp_path) -> None:
     assert all(r.pytorch and r.calls == 1 for r in rows)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "it has no line"),
-        ("a,b\n1,2\n", "it has the columns a, b"),
-        ("calls,output,backend,mean ms,problem\n1,sideways,aten,2,ic2ih3oc2kh1\n", "unknown output 'sideways'"),
-        ("calls,output,backend,mean ms,problem\n0,forward,aten,2,ic2ih3oc2kh1\n", "0 calls of 2.0 ms"),
-        ("calls,output,backend,mean ms,problem\n1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
-    ],
-)
-def test_another_file_is_refused_by_name(tmp_path, text: str, words: str) -> None:
-    path = tmp_path / "other.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"other\.csv") as error:
-        read_table(path)
-    assert words in str(error.value)
+HEAD = "calls,output,backend,mean ms,problem\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "words"),
     [
-        ("deep.json", "[" * 100_000 + "]" * 100_000),
-        ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": [{"calls": "x"}]}})),
-        ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": 7}})),
-        ("run.csv", "calls,output,backend,mean ms,problem\n1,forward\n"),
-        ("run.csv", "calls,output,backend,mean ms,problem\n1,forward,aten,nan,ic2ih3oc2kh1\n"),
+        ("other.csv", "", "it has no line"),
+        ("other.csv", "a,b\n1,2\n", "it has the columns a, b"),
+        ("other.csv", f"{HEAD}1,sideways,aten,2,ic2ih3oc2kh1\n", "unknown output 'sideways'"),
+        ("other.csv", f"{HEAD}0,forward,aten,2,ic2ih3oc2kh1\n", "0 calls of 2.0 ms"),
+        ("other.csv", f"{HEAD}1,forward,aten,nan,ic2ih3oc2kh1\n", "nan"),
+        ("other.csv", f"{HEAD}1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
+        ("other.csv", f"{HEAD}1,forward\n", ""),
+        ("deep.json", "[" * 100_000 + "]" * 100_000, ""),
+        ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": [{"calls": "x"}]}}), ""),
+        ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": 7}}), ""),
     ],
 )
-def test_what_is_broken_is_one_clear_error(tmp_path, name: str, text: str) -> None:
+@pytest.mark.parametrize("read", [read_table, profile_table])
+def test_what_is_no_table_is_one_clear_error(tmp_path, read, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=name.replace(".", r"\.")) as error:
-        profile_table(tmp_path / name)
+        read(tmp_path / name)
+    assert words in str(error.value)
     assert len(str(error.value)) < 400 + len(str(tmp_path))
-
-
-def test_the_first_calls_hardly_count_but_in_the_total() -> None:
-    usage = Usage()
-    for seconds in (9.0, 1e-3, 1e-3, 1e-3, 1e-3):
-        usage(Event(ConvProblem.parse(P), ("forward",), "aten", "cpu", "", (), seconds))
-    (seen,) = usage.rows
-    assert (seen.milliseconds, seen.total) == pytest.approx((1.0, 9004.0))

@@ -1,9 +1,9 @@
 """The page without a browser: complete, self-contained, well-formed, and with its data inside."""
 
-from __future__ import annotations
-
 import json
 import re
+import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -132,8 +132,6 @@ def test_numbers_and_words(tree: Tree, profile: Profile) -> None:
 
 @pytest.mark.parametrize("kind", ["run", "table"])
 def test_a_script_and_a_table_have_fewer_sections(kind: str) -> None:
-    from dataclasses import replace
-
     variants = example().variants[:1] if kind == "run" else ()
     limits = example().limits if kind == "run" else ()
     tree = Tree()
@@ -149,7 +147,7 @@ def test_in_a_notebook_it_is_the_page_in_a_frame(monkeypatch) -> None:
     ((tag, attrs),) = tree.elements
     assert tag == "iframe"
     assert (attrs["srcdoc"] or "").startswith("<!doctype html>")
-    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'convgrad\[report\]'"):
         example().to_html()
     assert "<table>" in example()._repr_html_()

@@ -1,7 +1,5 @@
 """The roofline: where its points and its roof are, and what a page and a notebook get of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,12 +24,12 @@ def test_points_stand_at_what_they_reached_and_below_the_roof() -> None:
     flops, moved = call().work
     calls = [call(1e-3), call(0.0, "aten Mkldnn"), call(1.0, problem="mb0ic1ih3oc1kh3")]
     (axes,) = draw_roofline(calls, [LIMITS]).axes
-    placed = [tuple(c.get_offsets()[0]) for c in axes.collections if len(c.get_offsets())]  # pyright: ignore
+    placed = [tuple(c.get_offsets()[0]) for c in axes.collections if len(c.get_offsets())]
     x = pytest.approx(flops / moved)
     roof = min(100.0, 20.0 * flops / moved)
     assert placed == [(x, pytest.approx(flops * 1e-3)), (x, pytest.approx(roof))]  # the other one at the roof
     line = axes.lines[0].get_xydata()
-    assert [tuple(p) for p in line][1] == (pytest.approx(5.0), pytest.approx(100.0))  # pyright: ignore
+    assert [tuple(p) for p in line][1] == (pytest.approx(5.0), pytest.approx(100.0))
     names = {"native forward", "aten Mkldnn forward", "20 GB/s", "100 GFLOP/s float32"}
     assert {t.get_text() for t in axes.texts} >= names
 

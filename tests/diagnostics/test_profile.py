@@ -1,7 +1,5 @@
 """A profile as data: written, read back, refused, compared."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -51,29 +49,28 @@ def test_a_field_of_a_later_version_is_left_out_and_one_that_is_missing_refused(
         Profile.from_dict(data)
 
 
-WRONG = {
+DATA = example().against(example()).to_json()
+WRONG_IN_A_ROW = {
     "problem": [7, "ic2zz"], "outputs": [["sideways"], [1], 3], "calls": ["1", 1.5, True, None],
     "milliseconds": ["1", float("inf"), None], "layers": ["x", [1]], "of_limit": ["1"], "copies": [[1]], "bound": [2],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-@pytest.mark.parametrize("where", ["rows", "before"])
-def test_a_wrong_type_in_a_row_is_one_clear_error(name: str, value: object, where: str) -> None:
-    data = json.loads(example().against(example()).to_json())
-    rows = data["rows"] if where == "rows" else data["before"]["rows"]
-    rows[1][name] = value
-    with pytest.raises(ValueError, match="does not hold the data of a convgrad report"):
-        Profile.from_dict(data)
+WRONG = {
+    "rows": [{}, [3]], "variants": [[[]]], "costs": [5], "limits": [[{"dtype": 1}]], "made": ["yesterday"],
+    "before": [3, {"what": "x"}], "finding": [None], "milliseconds": ["1"], "notes": [[1]],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("rows", {}), ("rows", [3]), ("variants", [[]]), ("costs", 5), ("limits", [{"dtype": 1}]), ("made", "yesterday"),
-     ("before", 3), ("before", {"what": "x"}), ("finding", None), ("milliseconds", "1"), ("notes", [1])],
-)  # fmt: skip
-def test_a_wrong_type_elsewhere_is_one_clear_error(name: str, value: object) -> None:
-    data = json.loads(example().to_json()) | {name: value}
+    ("where", "name", "value"),
+    [
+        *(("rows", name, value) for name, values in WRONG_IN_A_ROW.items() for value in values),
+        *(("before", name, value) for name, values in WRONG_IN_A_ROW.items() for value in values),
+        *(("", name, value) for name, values in WRONG.items() for value in values),
+    ],
+)
+def test_a_wrong_type_is_one_clear_error(where: str, name: str, value: object) -> None:
+    data = json.loads(DATA)
+    {"rows": data["rows"][1], "before": data["before"]["rows"][1], "": data}[where][name] = value
     with pytest.raises(ValueError, match="does not hold the data of a convgrad report"):
         Profile.from_dict(data)
 

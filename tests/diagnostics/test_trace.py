@@ -1,10 +1,8 @@
 """What a trace notes, against calls that are known."""
 
-from __future__ import annotations
-
 import csv
 import io
-import subprocess
+import os
 import sys
 import threading
 
@@ -12,34 +10,37 @@ import pytest
 import torch
 
 import convgrad
+from convgrad.check.operands import integer_operands
 from convgrad.diagnostics import trace
 from convgrad.engine import plan_for, use_backend
 from convgrad.engine.events import observers
 from convgrad.models import Usage
-from convgrad.problem import ConvProblem
+from convgrad.problem import PASSES, ConvProblem
 
 P = ConvProblem.parse("g4mb2ic4ih9oc4kh3ph1")
 
 
-def slots(p: ConvProblem = P) -> dict:
-    return {slot: torch.randn(p.shape_of(slot)) for slot in ("input", "weight", "grad_output")}
+SLOTS = integer_operands(P, PASSES, 0)
 
 
 def forward(p: ConvProblem = P) -> None:
-    s = slots(p)
-    plan_for(p, ("forward",), torch.device("cpu")).contract(s["input"], s["weight"])
+    given = integer_operands(p, ("forward",), 0)
+    plan_for(p, ("forward",), torch.device("cpu")).contract(given["input"], given["weight"])
 
 
 def test_each_call_is_noted_in_order() -> None:
     with trace() as t, use_backend("reference"):
         forward()
-        plan_for(P, ("grad_weight",), torch.device("cpu")).gradients(**slots())
+        plan_for(P, ("grad_weight",), torch.device("cpu")).gradients(**SLOTS)
     assert [(r.call, r.outputs, r.backend, r.layout) for r in t] == [
         (0, "forward", "reference", "contiguous"),
         (1, "grad_weight", "reference", "contiguous"),
     ]
     assert all(r.milliseconds > 0 and r.device == "cpu" and r.problem == str(P) for r in t)
     assert not observers
+    with trace() as t, use_backend("aten"):
+        plan_for(P, ("grad_input", "grad_weight"), torch.device("cpu")).gradients(**SLOTS)
+    assert [r.outputs for r in t] == ["grad_input+grad_weight"]  # a sweep is one call
 
 
 def test_a_layout_has_one_name_in_any_number_of_dimensions() -> None:
@@ -48,12 +49,6 @@ def test_a_layout_has_one_name_in_any_number_of_dimensions() -> None:
         forward(ConvProblem.parse("ic2id5oc2kd3 channels_last"))
     assert [r.layout for r in (*t, *usage.rows)] == ["channels_last"] * 2
     assert [r.milliseconds for r in t] == [r.total for r in usage.rows]
-
-
-def test_a_sweep_is_one_call() -> None:
-    with trace() as t, use_backend("aten"):
-        plan_for(P, ("grad_input", "grad_weight"), torch.device("cpu")).gradients(**slots())
-    assert [r.outputs for r in t] == ["grad_input+grad_weight"]
 
 
 def test_a_table_says_what_the_passes_of_a_transposed_convolution_are_to_its_user() -> None:
@@ -115,27 +110,17 @@ def test_table_and_csv(tmp_path) -> None:
     assert "<table>" in t._repr_html_()
 
 
-SCRIPT = """
-import sys, os, torch
-from convgrad.engine import plan_for, use_backend
-from convgrad.diagnostics import trace
-from convgrad.problem import ConvProblem
-p = ConvProblem.parse("g8mb2ic8ih20oc8kh7ph3")
-g, x = torch.randn(p.output_shape), torch.randn(p.input_shape)
-print("before")
-with trace(onednn=True) as t, use_backend("aten"):
-    print("inside")
-    plan_for(p, ("grad_weight",), x.device).contract(g, x)
-    os.write(1, b"raw\\n")
-print("after")
-print("KERNEL", t.records[0].kernel)
-"""
-
-
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
-def test_onednn_is_named_and_standard_output_is_left_alone() -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
-    *lines, kernel = run.stdout.splitlines()
-    assert lines == ["before", "inside", "raw", "after"]
-    assert kernel.startswith("KERNEL ")
-    assert "backward_weights" in kernel
+def test_onednn_is_named_and_standard_output_is_left_alone(capfd, monkeypatch) -> None:
+    p = ConvProblem.parse("g8mb2ic8ih20oc8kh7ph3")
+    given = integer_operands(p, ("grad_weight",), 0)
+    with open(1, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        print("before")
+        with trace(onednn=True) as t, use_backend("aten"):
+            print("inside")
+            plan_for(p, ("grad_weight",), torch.device("cpu")).contract(given["grad_output"], given["input"])
+            os.write(1, b"raw\n")
+        print("after")
+    assert capfd.readouterr().out.splitlines() == ["before", "inside", "raw", "after"]
+    assert "backward_weights" in t.records[0].kernel

@@ -1,5 +1,6 @@
 """What happened in a block, summed by convolution and output."""
 
+import pytest
 import torch
 
 import convgrad
@@ -9,18 +10,33 @@ from convgrad.models import Usage
 from convgrad.problem import ConvProblem
 
 P = "g4mb2ic4ih9oc4kh3ph1"
+FLOPS = ConvProblem.parse(P).flops
 
 
-def test_the_most_expensive_comes_first() -> None:
+def used(*calls: tuple[str, float]) -> Usage:
+    """A block with calls of these problems that took so many seconds."""
     usage = Usage()
-    for channels, seconds in ((1, 1.0), (2, 3.0), (3, 2.0), (1, 1.5)):
-        problem = ConvProblem.parse(f"ic{channels}ih3oc1kh1")
-        usage(Event(problem, ("forward",), "reference", "cpu", "", (), seconds))
-    assert [(row.convolution.in_channels, row.calls, row.total) for row in usage.rows] == [
-        (2, 1, 3000),
-        (1, 2, 2500),
-        (3, 1, 2000),
-    ]
+    for text, seconds in calls:
+        usage(Event(ConvProblem.parse(text), ("forward",), "reference", "cpu", "", (), seconds))
+    return usage
+
+
+def test_the_most_expensive_comes_first_and_what_is_left_out_is_summed() -> None:
+    assert used().table(first=1) == "no convolution ran"
+    one, two, three = (f"mb{n}ic1iw4oc1kw1" for n in (1, 2, 3))
+    usage = used((one, 1e-3), (two, 3e-3), (three, 2e-3), (one, 1.5e-3))
+    found = [(row.convolution.batch, row.calls, row.total) for row in usage.rows]
+    assert found == [(2, 1, 3), (1, 2, pytest.approx(2.5)), (3, 1, 2)]
+    assert usage.table(first=3) == usage.table()
+    _, first, more, total = [line.split() for line in usage.table(first=1).splitlines()][:4]
+    assert first[-1].startswith("g1mb2")
+    assert more == ["3", "2", "more", "4.50", "60.0%"]
+    assert total == ["4", "sum", "7.50", "100.0%"]
+
+
+def test_the_first_calls_hardly_count_but_in_the_total() -> None:
+    (row,) = used(*((P, seconds) for seconds in (9.0, 1e-3, 1e-3, 1e-3, 1e-3))).rows
+    assert (row.milliseconds, row.total) == pytest.approx((1.0, 9004.0))
 
 
 def test_what_runs_after_the_block_is_not_counted() -> None:
@@ -32,29 +48,26 @@ def test_what_runs_after_the_block_is_not_counted() -> None:
 
 
 def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
-    def took(milliseconds: float) -> Call:
-        return Call(P, "forward", "aten", milliseconds=milliseconds)
+    def known(*milliseconds: float, measure: bool = True) -> list[Limits]:
+        return limited([Call(P, "forward", "aten", milliseconds=ms) for ms in milliseconds], measure)[1]
 
-    def known(calls: list[Call], measure: bool = True) -> list[Limits]:
-        return limited(calls, measure)[1]
-
-    p, measured = ConvProblem.parse(P), []
-    busy, idle = (Limits(1e30, p.flops * per_second, "float32", "made up") for per_second in (500.0, 2000.0))
+    measured: list[torch.dtype] = []
+    busy, idle = (Limits(1e30, FLOPS * per_second, "float32", "made up") for per_second in (500.0, 2000.0))
     monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: idle if measured else busy)
     monkeypatch.setattr("convgrad.diagnostics.calls.measure_limits", measured.append)
-    assert known([took(2.5), took(2.0)]) == [busy]  # 2 ms at best
-    assert known([took(1.0)], measure=False) == [busy]
-    assert known([took(2.5), took(1.0), took(0.9)]) == [idle]
+    assert known(2.5, 2.0) == [busy]  # 2 ms at best
+    assert known(1.0, measure=False) == [busy]
+    assert known(2.5, 1.0, 0.9) == [idle]
     assert measured == [torch.float32]
 
 
-def test_a_table_that_exceeds_the_limit_says_how_to_measure_it_again(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "convgrad.diagnostics.calls.limits_of", lambda *_, **__: Limits(1e30, 1e6, "float32", "made up")
-    )
-    p = ConvProblem.parse(P)
-    for part, said in ((1.04, False), (1.5, True)):
-        usage = Usage()
-        usage(Event(p, ("forward",), "reference", "cpu", "", (), p.flops / 1e6 / part))
-        assert ("convgrad info --measure" in usage.table()) == said
-        assert max(map(len, usage.table(width=60).splitlines())) <= 60
+@pytest.mark.parametrize(("part", "exceeds"), [(0.25, False), (0.5, False), (1.04, False), (1.5, True)])
+def test_the_part_of_the_limit_and_how_to_measure_one_again_that_is_exceeded(part, exceeds, monkeypatch) -> None:
+    limits = Limits(1e30, 1e6, "float32", "made up")
+    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: limits)
+    usage = used((P, FLOPS / 1e6 / part))
+    assert usage.to_dict()["rows"][0]["fraction_of_limit"] == pytest.approx(part)
+    text = usage.table()
+    assert exceeds or f"{part:.0%}" in text
+    assert ("convgrad info --measure" in text) == exceeds
+    assert max(map(len, usage.table(width=60).splitlines())) <= 60

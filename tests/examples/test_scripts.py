@@ -1,9 +1,11 @@
 """Each script learns what it says, and draws its figure."""
 
-from __future__ import annotations
-
 import importlib.util
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,3 +95,21 @@ def test_mamba_sees_a_stream_that_forgets(monkeypatch) -> None:
         with torch.no_grad():
             whole, _ = net(example.shifted(completed), net.start(len(completed)))
         assert (float((whole - streamed).abs().max()) > 1e-4) is broken
+
+
+@pytest.mark.slow
+def test_torchrun_trains_the_sharded_unet_with_the_losses_of_one_process():
+    seen = []
+    for count in (1, 4):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        done = subprocess.run(
+            [*command, str(EXAMPLES / "sharded_unet.py"), "--size", "16", "--steps", "16"],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        seen.append([float(x) for x in re.findall(r"loss ([\d.]+)", done.stdout)])
+    one, four = seen
+    assert len(one) == 4
+    assert one[-1] < 0.7 * one[0]
+    assert four == pytest.approx(one, rel=1e-3)

@@ -6,9 +6,10 @@ import sys
 from convgrad.check.child import Child
 
 from .calls import answer
+from .test_fuzz import wrong
 
 if __name__ == "__main__":  # the child imports this file too
     with Child(answer) as child:
-        found, death = child.ask(json.loads(sys.argv[1]))
-    print(death or found or "right")
-    sys.exit(bool(death or found))
+        found = wrong(child, json.loads(sys.argv[1]))
+    print(found or "right")
+    sys.exit(bool(found))

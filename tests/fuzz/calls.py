@@ -1,7 +1,5 @@
 """Random calls of the library as JSON, and what each is held to, in a child process with poisoned memory."""
 
-from __future__ import annotations
-
 import random
 from contextlib import ExitStack, nullcontext
 from typing import Any

@@ -4,8 +4,6 @@ A few seconds in ``make test``, a minute in ``make test-all``; ``CONVGRAD_FUZZ=3
 hour. A failure prints one line that repeats it: ``python -m tests.fuzz '<the call>'``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from convgrad.check.child import Child
+from convgrad.check.child import Child, Lost
 from tests.fuzz.calls import answer, random_call, smaller_calls
 from tests.samples import KNOWN, where_known
 
@@ -22,8 +20,10 @@ _SECONDS = float(os.environ.get("CONVGRAD_FUZZ", "0"))
 
 
 def wrong(child: Child, call: dict[str, Any]) -> str:
-    found, death = child.ask(call)
-    return death or found
+    try:
+        return child.ask(call)
+    except Lost as lost:
+        return str(lost)
 
 
 def shrunk(child: Child, call: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def search(seconds: float, seed: int) -> list[str]:
     """One line for each failure."""
     r, end, lines = random.Random(seed), time.monotonic() + seconds, []
     with Child(answer) as child:
-        child.ask(random_call(r))  # starting takes longer than many calls
+        wrong(child, random_call(r))  # starting takes longer than many calls
         end = max(end, time.monotonic() + seconds / 2)
         while time.monotonic() < end and len(lines) < 20:
             call = random_call(r)

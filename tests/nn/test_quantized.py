@@ -154,6 +154,17 @@ def test_constructors_say_their_arguments(name: str) -> None:
     assert type(Mine(2).scheme) is type(made(name)[0].scheme)
 
 
+def test_a_constructor_names_its_class() -> None:
+    with pytest.raises(TypeError, match=r"BinaryConv2d\.__init__\(\) got an unexpected keyword argument 'scal'"):
+        nn.BinaryConv2d(2, 3, 3, scal=True)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "Transpose" not in name])
+def test_traced_by_torch_fx_by_itself(name: str) -> None:
+    layer, x = made(name)
+    torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
+
+
 def test_repr_shows_the_options_that_were_changed() -> None:
     assert repr(nn.BinaryConv1d(1, 2, 3)) == "BinaryConv1d(1, 2, kernel_size=(3,), stride=(1,))"
     assert repr(nn.XnorConv1d(1, 2, 3, scale=False)).endswith("stride=(1,), scale=False)")

@@ -4,8 +4,6 @@
 minute before it was refused.
 """
 
-from __future__ import annotations
-
 from time import monotonic
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fork while another thread works: the child, such as a worker of a DataLoader, found that thread's locks held."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from convgrad.check import child, registration
+from convgrad.check import registration
 from convgrad.diagnostics import calls
 from convgrad.engine.measure import measurer
 
@@ -82,7 +80,6 @@ def test_a_fork_during_the_first_call() -> None:
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "of a registration": lambda: registration._lock,
     "of an observer": lambda: calls._adding,
-    "of the environment": lambda: child._one_at_a_time,
     "of measuring": lambda: measurer._state.lock,
 }
 

@@ -6,8 +6,6 @@ Each way by which the call can reach ATen is tried in a process of its own, sinc
 fork of one that has imported PyTorch and done nothing else.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

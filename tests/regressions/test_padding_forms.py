@@ -4,8 +4,6 @@ Modules with low and high padding handed PyTorch's constructor what it does not 
 channels; a negative integer was refused where a pair of it was not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -16,21 +14,19 @@ from torch import Tensor
 import convgrad
 
 PAIRS = ((1, 2), (2, 0), (0, 1))
+#: By name: the padding of a layer in d dimensions, and what it means.
 FORMS = {
-    "flat": lambda d: [p for pair in PAIRS[:d] for p in pair],
-    "pairs": lambda d: PAIRS[:d],
-    "negative": lambda d: -1,
-    "negative list": lambda d: [-1] * d,
+    "flat": lambda d: ([p for pair in PAIRS[:d] for p in pair], PAIRS[:d]),
+    "pairs": lambda d: (PAIRS[:d], PAIRS[:d]),
+    "negative": lambda d: (-1, ((-1, -1),) * d),
+    "negative list": lambda d: ([-1] * d, ((-1, -1),) * d),
+    "same": lambda d: ("same", ((1, 2),) * d),
 }
 
 
 def padded(x: Tensor, pairs: Any, mode: str) -> Tensor:
     sides = [p for pair in reversed(pairs) for p in pair]
     return F.pad(x, sides, mode="constant" if mode == "zeros" else mode)
-
-
-def sides_of(form: str, d: int) -> Any:
-    return ((-1, -1),) * d if form.startswith("negative") else PAIRS[:d]
 
 
 def gradients(y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -41,29 +37,20 @@ def gradients(y: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
 @pytest.mark.parametrize("form", FORMS)
 def test_modules(d: int, mode: str, form: str) -> None:
+    padding, sides = FORMS[form](d)
+    size, stride = (4, 1) if form == "same" else (3, 2)
     layer = getattr(convgrad.nn, f"Conv{d}d")(
-        4, 6, 3, 2, FORMS[form](d), groups=2, padding_mode=mode, dtype=torch.float64
+        4, 6, size, stride, padding, groups=2, padding_mode=mode, dtype=torch.float64
     )
     x = torch.randn(2, 4, *[6] * d, dtype=torch.float64, requires_grad=True)
     conv = getattr(F, f"conv{d}d")
-    want = conv(padded(x, sides_of(form, d), mode), layer.weight, layer.bias, stride=2, groups=2)
+    want = conv(padded(x, sides, mode), layer.weight, layer.bias, stride=stride, groups=2)
     y = layer(x)
     torch.testing.assert_close(y, want)
     torch.testing.assert_close(layer(x[0]), want[0])
     operands = (x, layer.weight, layer.bias)
     torch.testing.assert_close(gradients(y, *operands), gradients(want, *operands))
     assert "padding=" in repr(layer)
-
-
-@pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
-def test_same_with_an_even_kernel(d: int, mode: str) -> None:
-    layer = getattr(convgrad.nn, f"Conv{d}d")(2, 2, 4, padding="same", padding_mode=mode, dtype=torch.float64)
-    x = torch.randn(1, 2, *[6] * d, dtype=torch.float64, requires_grad=True)
-    want = getattr(F, f"conv{d}d")(padded(x, ((1, 2),) * d, mode), layer.weight, layer.bias)
-    y = layer(x)
-    torch.testing.assert_close(y, want)
-    torch.testing.assert_close(gradients(y, x, layer.weight), gradients(want, x, layer.weight))
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -123,12 +110,6 @@ def test_causal(stride: int, mode: str) -> None:
     if mode == "zeros":
         y = convgrad.conv1d(x, layer.weight, layer.bias, stride, "causal", 2)
         torch.testing.assert_close(y, want)
-        later = x.clone()
-        later[..., 5:] = 7.0
-        assert torch.equal(
-            convgrad.conv1d(later, layer.weight, padding="causal")[..., :5],
-            convgrad.conv1d(x, layer.weight, padding="causal")[..., :5],
-        )
         got = convgrad.conv1d_weight(x, layer.weight.shape, torch.ones_like(y), stride, "causal", 2)
         (theirs,) = torch.autograd.grad(want.sum(), layer.weight)
         torch.testing.assert_close(got, theirs)

@@ -1,7 +1,5 @@
 """Gradients of convolutions that somebody's library once got wrong, silently. Each is compared with the definition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,20 +10,12 @@ import convgrad
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], torch.dtype]] = {
     "pytorch 51430: torch.nn.grad with groups": ((2, 6, 9, 9), (8, 3, 3, 3), {"groups": 2}, torch.float32),
-    "pytorch 50042: weight gradient, 24 groups, stride 2": (
-        (2, 24, 15, 15),
-        (24, 1, 3, 3),
-        {"groups": 24, "stride": 2, "padding": 1},
-        torch.float32,
-    ),
-    "pytorch 15501: weight gradient, stride and dilation": (
-        (2, 1, 2),
-        (2, 1, 2),
-        {"stride": 2, "dilation": 2, "padding": 1},
-        torch.float32,
-    ),
+    "pytorch 50042: weight gradient, 24 groups, stride 2":
+        ((2, 24, 15, 15), (24, 1, 3, 3), {"groups": 24, "stride": 2, "padding": 1}, torch.float32),
+    "pytorch 15501: weight gradient, stride and dilation":
+        ((2, 1, 2), (2, 1, 2), {"stride": 2, "dilation": 2, "padding": 1}, torch.float32),
     "pytorch 163539: bfloat16 in three dimensions": ((1, 8, 5, 6, 7), (8, 8, 3, 3, 3), {"padding": 1}, torch.bfloat16),
-}
+}  # fmt: skip
 
 
 def gradients(x: Tensor, w: Tensor, g: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:

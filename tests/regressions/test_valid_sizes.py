@@ -5,8 +5,6 @@ compiled; sizes of 0 without a batch or channels, which PyTorch accepts, were re
 convolution with an output_padding, which PyTorch refuses, were computed.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -33,13 +31,8 @@ def random_call(r: random.Random) -> tuple[list[int], list[int], tuple[Any, ...]
     extra = each(0, 0, 0, 1) if transposed or r.random() < 0.1 else [0] * d
     arguments = (each(1, 1, 2, 3), each(0, 0, 1, 2), each(1, 1, 2), transposed, extra, groups)
     sizes = [r.choice([0, 1, 1, 2]), first, *each(0, 1, 2, 3)]
-    return (
-        sizes,
-        weight + each(0, *[1, 2, 3] * 5),
-        arguments,
-        r.random() < 0.3,
-        r.choice([torch.float32, torch.float64]),
-    )
+    kernel = each(0, *[1, 2, 3] * 5)
+    return sizes, weight + kernel, arguments, r.random() < 0.3, r.choice([torch.float32, torch.float64])
 
 
 def outcome(conv: Callable[..., Tensor], operands: tuple[Tensor | None, ...], arguments: Any, backward: bool) -> Any:
@@ -71,9 +64,8 @@ def test_pytorch_decides(backward: bool) -> None:
         expected = outcome(torch.convolution, operands, arguments, backward)
         case = f"{sizes} {weight_sizes} {arguments} {has_bias} {dtype}"
         with convgrad.takeover():
-            assert agree(outcome(torch.convolution, operands, arguments, backward), expected) or isinstance(
-                expected, IndexError
-            ), case
+            found = outcome(torch.convolution, operands, arguments, backward)
+        assert agree(found, expected) or isinstance(expected, IndexError), case
         meta = tuple(t if t is None else t.to("meta") for t in operands)
         functions = (convgrad.convolution, torch.ops.convgrad.convolution)
         ours = [outcome(f, operands, arguments, backward) for f in functions]

@@ -1,7 +1,5 @@
 """Code as users write it, for the type checker alone: `make lint` checks it, nothing runs it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from typing_extensions import assert_type

@@ -90,9 +90,7 @@ def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Meth
     return chosen
 
 
-def values(
-    args: Sequence[Any], problem: ConvProblem, method: Method, outputs: Sequence[Output] = gradient_outputs(False)
-) -> list[Any]:
+def values(args: Sequence[Any], problem: ConvProblem, outputs: Sequence[Output] = gradient_outputs(False)) -> list[Any]:
     """Return the value of each argument for a problem, None for a tensor; a mask selects ``outputs``.
 
     Raises:
@@ -101,20 +99,18 @@ def values(
     names = {_parsed(arg)[0] for arg in args}
     if "padding" in names and "problem" not in names and not problem.symmetric:
         raise LookupError(f"its padding is one number a dimension, this problem's is {problem.padding}")
+    known: dict[str, Any] = {
+        **{name: getattr(problem, name) for name in ("stride", "dilation", "groups", "kernel_size")},
+        # In PyTorch's words, with batch and channels.
+        **{f"{of}_size": getattr(problem, f"{of}_shape") for of in ("input", "weight", "output")},
+        "problem": problem,
+        "padding": tuple(low for low, _ in problem.padding),
+        "output_mask": tuple(o in outputs for o in gradient_outputs(False)),
+    }
     result: list[Any] = []
     for arg in args:
         name, at = _parsed(arg)
-        value: Any = arg
-        if name == "problem":
-            value = problem
-        elif name == "padding":
-            value = tuple(low for low, _ in problem.padding)
-        elif name == "output_mask":
-            value = tuple(o in outputs for o in gradient_outputs(False))
-        elif name in ("input_size", "weight_size", "output_size"):  # in PyTorch's words, with batch and channels
-            value = getattr(problem, name.replace("_size", "_shape"))
-        elif name:
-            value = None if name in TENSORS[method] else getattr(problem, name)
+        value: Any = known.get(name) if name else arg
         if at is not None and not _fits(at, len(value)):
             raise LookupError(f"it takes {arg}, this problem's {name} is {value}")
         result.append(value if at is None else value[at])

@@ -12,7 +12,7 @@ import torch
 from ..backends import DEFECTS, statable_arguments
 from ..engine import Found, get_backend
 from ..problem import PASSES, ConvProblem, Output, Pass
-from .child import POISON, Child
+from .child import POISON, Child, Lost
 from .problem_set import random_problems
 from .suite import check_problem
 
@@ -43,8 +43,12 @@ def search_aten(
 
 def _wrong(child: Child, p: ConvProblem, pass_: Pass, seed: int) -> str:
     """Return the end of "PyTorch's kernel is wrong here: ..."; empty if it is right."""
-    found, death = child.ask((str(p), pass_, seed))
-    return "" if death.startswith("the process ended") else death or found  # it ends by an error of the check itself
+    try:
+        return child.ask((str(p), pass_, seed))
+    except Lost as lost:
+        return f"it {lost}"
+    except RuntimeError:  # an error of the check itself
+        return ""
 
 
 def answer(request: tuple[str, Output, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -61,30 +62,25 @@ class UserKernel(NamedTuple):
     args: tuple[Any, ...]
     accepts: Accepts | None = None
 
-    def reason_against(self, problem: ConvProblem, method: Method) -> str:
+    def reason_against(self, problem: ConvProblem) -> str:
         """Return why it does not compute this problem; empty if it does."""
         try:
-            arguments.values(self.args, problem, method)
+            arguments.values(self.args, problem)
         except LookupError as e:
             return str(e)
-        if self.accepts is None:
-            return ""
         try:
-            answer = self.accepts(problem)
+            answer = self.accepts is None or self.accepts(problem)
         except Exception as e:  # most often a look at a dimension that this problem does not have
             return f"its accepts raised {type(e).__name__}: {e}"
-        if isinstance(answer, str) and answer:
-            return answer
         if answer is None:
             return "its accepts returned None, neither True nor False nor a reason"
-        if answer:
-            return ""
+        if answer or self.accepts is None:
+            return answer if isinstance(answer, str) else ""
         watched: Any = _Watched(problem)
-        try:
-            read = {} if self.accepts(watched) else watched._read
-        except Exception:  # it needs a real problem
-            read = {}
-        return f"{NO}: {', '.join(f'{name} is {value}' for name, value in read.items())}" if read else NO
+        with suppress(Exception):  # it needs a real problem
+            if not self.accepts(watched):
+                return f"{NO}: {', '.join(f'{name} is {value}' for name, value in watched._read.items())}"
+        return NO
 
 
 class Timing(NamedTuple):
@@ -114,10 +110,7 @@ def in_words(timings: Sequence[Timing]) -> str:
 
 
 class Functions(Backend):
-    """Functions that compute a pass each, or the gradients that a mask asks for; results are as they return them.
-
-    ``stated``: attributes of a `Backend`, such as its layouts.
-    """
+    """Functions that compute a pass each, or the gradients that a mask asks for; ``stated`` are its traits."""
 
     states_workspace = False
 
@@ -144,11 +137,11 @@ class Functions(Backend):
             return ["it leaves this gradient of the bias to the engine"]
         reasons: list[str] = []
         if problem.dtype not in self._dtypes:
-            known, dtype = (", ".join(map(str, d)).replace("torch.", "") for d in (self._dtypes, (problem.dtype,)))
-            reasons.append(f"it was registered for {known}, not for {dtype}")
+            known = ", ".join(map(str, self._dtypes))
+            reasons.append(f"it was registered for {known}, not for {problem.dtype}".replace("torch.", ""))
         for method in self.methods(outputs):
             kernel = self._kernels.get(method)
-            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem, method))
+            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem))
         return [*filter(None, reasons)]
 
     def methods(self, outputs: Outputs) -> tuple[Method, ...]:
@@ -182,8 +175,8 @@ class Functions(Backend):
         made |= {"out": problem.result_shape(outputs[0])} if "out" in args else {}
         given = (*read, *["bias"] * (method == "forward"))
         names = (*given, *made)
-        tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
-        values = arguments.values(args, problem, method, outputs)
+        values = arguments.values(args, problem, outputs)
+        where = [names.index(a) if isinstance(a, str) and a in names else None for a in args]
         layout = operand_format(self, problem) or problem.memory_format
         which = [gradient_outputs(False).index(output) for output in outputs if method == "backward"]
 
@@ -193,10 +186,7 @@ class Functions(Backend):
             here: list[Any] = [t.detach() if t is not None and t.requires_grad else t for t in padded]
             like = {"dtype": problem.dtype, "device": here[0].device, "memory_format": layout}
             here += [torch.empty(shape, **like) for shape in made.values()]
-            full = values.copy()
-            for i, name in tensors:
-                full[i] = here[name]
-            result = function(*full)
+            result = function(*(v if i is None else here[i] for i, v in zip(where, values, strict=True)))
             several = isinstance(result, (tuple, list))
             if method != "backward":
                 if several and len(result) == 1:  # extensions return a vector of one tensor
@@ -222,13 +212,9 @@ class CustomBackend(Backend):
     timings: tuple[Timing, ...] = ()
 
     def __init__(
-        self,
-        name: str,
-        own: Backend,
-        devices: tuple[str, ...] | None = None,
-        prefer: bool | str = False,
+        self, name: str, own: Backend, devices: tuple[str, ...] | None = None, prefer: bool | str = False,
         named: Sequence[ConvProblem] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name, self.own, self.devices, self.named, self.prefer = name, own, devices, named, prefer
         #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional
+from ..backends import Backend, Kernel
 from ..errors import ShapeError
-from ..problem import ConvProblem, conv_geometry, convolution_shape, effective_kernel, problem_of
+from ..problem import (
+    OPERANDS,
+    ConvProblem,
+    Outputs,
+    conv_geometry,
+    convolution_shape,
+    effective_kernel,
+    passes_of,
+    problem_of,
+)
 from . import arguments
 from .kernels import Accepts, CustomBackend, Functions, UserKernel
 from .problem_set import in_layouts
@@ -30,8 +39,11 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
     return CustomBackend(name, Functions(name, {"forward": kernel}))
 
 
-class ConvModule(Functions):
+class ConvModule(Backend):
     """A module that convolves inputs of any size with its ``weight``, with the gradients that autograd derives."""
+
+    layouts = ("strided",)
+    states_workspace = False
 
     def __init__(self, module: nn.Module) -> None:
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "weight")
@@ -43,16 +55,6 @@ class ConvModule(Functions):
             raise TypeError(f"{type(module).__name__} is no zero-padded convolution of (N, C, ...) tensors: {why}")
         self._module: Any = module
         self._transposed = bool(getattr(module, "transposed", False))
-        x, y, result, gradient, size = "input", "grad_output", "forward", "grad_input", "input_size"
-        if self._transposed:  # its input is the problem's grad_output, and it returns grad_input
-            x, y, result, gradient, size = y, x, gradient, result, "output_size"
-        of_input, of_weight = partial(self._gradient, "input"), partial(self._gradient, "weight")
-        kernels: dict[Any, UserKernel] = {
-            result: UserKernel(self._result, (x, "weight"), self._accepts),
-            gradient: UserKernel(of_input, ("weight", size, y), self._accepts),
-            "grad_weight": UserKernel(of_weight, (x, "weight_size", y), self._accepts),
-        }
-        super().__init__(type(module).__name__, kernels, layouts=("strided",))
 
     def problems(self) -> Iterator[ConvProblem]:
         """Yield problems of small images of several sizes, in both dtypes and layouts."""
@@ -70,25 +72,32 @@ class ConvModule(Functions):
         except ShapeError:
             return None
 
-    def _accepts(self, problem: ConvProblem) -> bool | str:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         own_input = problem.output_size if self._transposed else problem.input_size
-        same_ndim = problem.ndim == len(self._module.kernel_size)
-        own = self._problem(problem.batch, own_input, problem.dtype) if same_ndim else None
+        alike = problem.ndim == len(self._module.kernel_size) and problem.dtype in (torch.float32, torch.float64)
+        own = self._problem(problem.batch, own_input, problem.dtype) if alike else None
         given = problem.replace(memory_format=torch.contiguous_format, has_bias=False)
-        return own == given.canonical() or f"the module computes {own} for such an input"
+        return [] if own == given.canonical() else [f"the module computes {own} for such an input"]
 
-    def _result(self, x: Tensor, weight: Tensor) -> Tensor:
-        state = {"weight": weight}
-        if getattr(self._module, "bias", None) is not None:
-            state["bias"] = x.new_zeros(self._module.out_channels)
-        return torch.func.functional_call(self._module, state, (x,))
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        # The input of a transposed module is the problem's grad_output, and it returns grad_input.
+        input_slot, result_slot = ("grad_output", "input") if self._transposed else ("input", "grad_output")
+        slots, module = OPERANDS[passes_of(outputs)[0]], self._module
 
-    def _gradient(self, of: str, other: Tensor, size: tuple[int, ...], grad_output: Tensor) -> Tensor:
-        """Return the gradient of the input or the weight, which has this size; ``other`` is the one that is given."""
-        with torch.enable_grad():
-            x = grad_output.new_zeros(size).requires_grad_()
-            result = self._result(x, other) if of == "input" else self._result(other, x)
-            return torch.autograd.grad(result, x, grad_output)[0]
+        def kernel(a: Tensor, b: Tensor, *_: Any) -> Tensor:
+            given: dict[str, Tensor] = dict(zip(slots, (a, b), strict=True))
+            with torch.enable_grad():
+                made = [given[s] if s in given else a.new_zeros(problem.shape_of(s)).requires_grad_()
+                        for s in (input_slot, "weight")]  # fmt: skip
+                state = {"weight": made[1]}
+                if getattr(module, "bias", None) is not None:
+                    state["bias"] = a.new_zeros(module.out_channels)
+                result = torch.func.functional_call(module, state, (made[0],))
+                if result_slot not in given:
+                    return result
+                return torch.autograd.grad(result, made["weight" not in given], given[result_slot])[0]
+
+        return kernel
 
 
 def problem_of_module(

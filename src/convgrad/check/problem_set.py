@@ -10,8 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from functools import partial
-from math import ceil, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -68,9 +67,6 @@ def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
         return None
 
 
-_VARIANTS = FLOATS[1:]
-
-
 def default_problems() -> Iterator[ConvProblem]:
     """Yield problems for a check: each shape in float32, in channels_last, and in another dtype in turn.
 
@@ -78,12 +74,12 @@ def default_problems() -> Iterator[ConvProblem]:
         >>> {p.ndim for p in default_problems()}
         {1, 2, 3}
     """
+    others = FLOATS[1:]
     for table in _TABLE.split("\n\n"):
         for i, line in enumerate(table.split(";")):
             both = in_layouts(ConvProblem.parse(line))
             yield from both
-            like = both[-1 if i // len(_VARIANTS) % 2 else 0]
-            yield like.replace(dtype=_VARIANTS[i % len(_VARIANTS)])
+            yield both[-1 if i // len(others) % 2 else 0].replace(dtype=others[i % len(others)])
 
 
 def in_layouts(p: ConvProblem) -> list[ConvProblem]:
@@ -108,7 +104,8 @@ mb1ic32ih32oc32kh3ph2dh1n"DeepLab"; mb1g512ic512ih32oc512kh3ph12dh11n"DeepLab";
 mb1ic128ih16oc64oh32kh4sh2ph1n"DCGAN" transposed; mb2000g35ic35ih5oc35kh3ph1n"70,000 planes";
 mb2200ic32ih3oc32kh3ph1n"70,400 planes"; mb1g1536ic1536iw64oc1536ow64kw4pw3n"Mamba";
 mb1ic512iw199oc512kw3sw2n"wav2vec 2.0"; mb1g64ic64iw512oc64kw31pw15n"Conformer"; mb1ic64id8oc64kd3pd1n"R3D";
-mb1g64ic64id14oc64kd3pd1n"X3D"
+mb1g64ic64id14oc64kd3pd1n"X3D"; mb65537ic2ih1oc2kh3ph1n"65,537 images"; mb65537g2ic2ih1oc2kh3ph1n"65,537 images";
+mb1g4ic4ih224oc4kh3ph1n"224x224"
 """
 
 
@@ -129,8 +126,6 @@ _SECONDS = 20.0
 _DRAWS, _MOST_DRAWS, _ENOUGH = 1_200, 20_000, 250
 #: Above these the result of a check is compared in fewer ways: operations, elements of a kernel.
 _LARGE_FLOPS, _LARGE_KERNEL = 2_500_000, 200
-#: The limit of the second and third dimension of a grid of CUDA blocks, and of 16-bit counters.
-_PLANES: Final = 65_536
 
 _SMALL = tuple(range(1, 10))
 _BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 33, 65, 130)
@@ -157,9 +152,9 @@ def cost(p: ConvProblem) -> float:
 
 
 def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProblem]:
-    """Return up to 120 problems that a kernel accepts, without those named: known ones and their random neighbours.
+    """Return up to 120 problems that a kernel accepts, without those named: known ones and their random neighbors.
 
-    They are always the same, each time the one with the most features that were not met before for its cost.
+    They are always the same, each time the one with the most values that were not met before for its cost.
     """
     rng, end = random.Random(0), time.monotonic() + _SECONDS
     known = [*default_problems(), *real_layers()]
@@ -168,39 +163,41 @@ def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProbl
         if time.monotonic() > end or (number >= _DRAWS and len(found) >= _ENOUGH):
             break
         start = known if number < 0 or not found or rng.random() >= 0.6 else found
-        p = known[number] if number < 0 else _neighbour(rng, rng.choice(start))
+        p = known[number] if number < 0 else _neighbor(rng, rng.choice(start))
         if p is None or p in asked or p.empty:
             continue
         asked.add(p)
         if p.flops <= _MOST_FLOPS and max(_elements(p)) <= _MOST_ELEMENTS and accepts(p):
             found.append(p)
-    met = {feature for p in named for feature in _features(p)}
-    rest = [(p, _features(p), cost(p)) for p in found[len(named) :]]
-    result: list[ConvProblem] = []
+    values = {p: _values(p) for p in found}
+    met, rest, result = {v for p in named for v in values[p]}, found[len(named) :], list[ConvProblem]()
     while rest and len(result) < _MOST:
-        best = max(rest, key=lambda entry: (0.1 + len(entry[1] - met)) / entry[2])
+        best = max(rest, key=lambda p: (0.01 + len(values[p] - met)) / cost(p))
         rest.remove(best)
-        met |= best[1]
-        result.append(best[0])
+        met |= values[best]
+        result.append(best)
     return result
 
 
-def _features(p: ConvProblem) -> set[object]:
-    """Return the properties, one of each kind, that a kernel may be wrong for."""
-    sides = [side for pair in p.padding for side in pair]
-    values: tuple[object, ...] = (
-        *(getattr(p, f.name) for f in fields(p)[:-1]),
-        (p.ndim, p.groups > 1, p.depthwise, p.in_channels == p.out_channels),
-        (p.symmetric, min(sides) < 0, p.padding == same_padding(p.kernel_size, p.dilation)),
-        any(d.high > d.least_high for d in p.dims),  # there are rows that no output reads
-        (p.batch * p.in_channels >= _PLANES, p.batch * p.out_channels >= _PLANES),
-        *((n % 8, n % 64 == 0) for n in (p.in_channels // p.groups, p.out_channels)),
-        p.output_size[-1] % 16,
-    )
-    return {*enumerate(values)}
+def _values(p: ConvProblem) -> set[object]:
+    """Return the values that a kernel may be wrong for; CUDA's grids and 16-bit counters end at 65,535."""
+    names = (f.name for f in fields(p) if f.name not in ("input_size", "output_size", "name"))
+    width, per_group = p.output_size[-1], (p.in_channels // p.groups, p.out_channels // p.groups)
+    square = len({*p.input_size}) == 1 and p.input_size
+    more = square, p.input_size[-1], width, width % 16, *per_group, p.depthwise, p.batch * p.out_channels > 65_535
+    return {*enumerate((*(getattr(p, name) for name in names), *more))}
 
 
-def _neighbour(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
+def random_problems(seed: int) -> Iterator[ConvProblem]:
+    """Yield small problems without end, the same for the same seed, that PyTorch can state."""
+    rng, known = random.Random(seed), [p for p in default_problems() if p.symmetric]
+    while True:
+        p = _neighbor(rng, _neighbor(rng, rng.choice(known)) or known[0])
+        if p and p.dtype in FLOATS and not p.empty and p.symmetric and min(p.padding) >= (0, 0) and not is_large(p):
+            yield p
+
+
+def _neighbor(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
     """Return the problem with one to three random changes; None if they make none."""
     q: ConvProblem | None = p
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
@@ -213,12 +210,10 @@ def _change(rng: random.Random, p: ConvProblem) -> dict[str, Any]:
     g, per_in, per_out, n = p.groups, p.in_channels // p.groups, p.out_channels // p.groups, rng.choice(_CHANNELS)
     kernel, dilation = _each(rng, p.kernel_size, _KERNELS), _each(rng, p.dilation, _STEPS)
     one, other = rng.randrange(5), rng.randrange(-1, 5)
-    smallest = tuple(map(effective_kernel, p.kernel_size, p.dilation))
-    many = ceil(_PLANES / min(p.in_channels, p.out_channels))
     return rng.choice((
         {"batch": rng.choice(_BATCHES)},
         # A large batch is affordable where each image is small.
-        {"batch": rng.choice((33, 65, 130, many)), "input_size": smallest},
+        {"batch": rng.choice(_BATCHES[-3:]), "input_size": tuple(map(effective_kernel, p.kernel_size, p.dilation))},
         {"in_channels": g * n},
         {"out_channels": g * n},
         {"in_channels": g * n, "out_channels": g * n},
@@ -251,15 +246,6 @@ def same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[
     """Return the padding with which an odd kernel keeps the size of the image."""
     halves = [effective_kernel(k, d) // 2 for k, d in zip(kernel, dilation, strict=True)]
     return tuple((n, n) for n in halves)
-
-
-def random_problems(seed: int) -> Iterator[ConvProblem]:
-    """Yield small problems without end, the same for the same seed, that PyTorch can state."""
-    rng, known = random.Random(seed), [p for p in default_problems() if p.symmetric]
-    while True:
-        p = _neighbour(rng, _neighbour(rng, rng.choice(known)) or known[0])
-        if p and p.dtype in FLOATS and not p.empty and p.symmetric and min(p.padding) >= (0, 0) and not is_large(p):
-            yield p
 
 
 # ---- the same convolution, smaller ------------------------------------------------------------------
@@ -324,27 +310,24 @@ def problems(
     """
     from hypothesis import strategies as st
 
-    def dimension(least: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> Dimension:
-        size = max(least, effective_kernel(kernel, dilation) - low - high)  # the smallest input with an output
-        out = output_length(size, kernel, stride, low, high, dilation)
-        return Dimension(size, out, kernel, stride, low, high, dilation)
+    @st.composite
+    def problem(draw: Callable[[SearchStrategy[Any]], Any]) -> ConvProblem:
+        def upto(most: int, least: int = 1) -> int:
+            return draw(st.integers(least, most))
 
-    def problem(groups: int, i: int, o: int, dims: Sequence[Dimension], last: bool, **others: Any) -> ConvProblem:
-        others["memory_format"] = channels_last_of(len(dims)) if last else torch.contiguous_format
-        channels = {"groups": groups, "in_channels": groups * i, "out_channels": groups * o}
-        return ConvProblem(**channels, **fields_of(dims), **others).canonical()
+        dims: list[Dimension] = []
+        for _ in range(ndim or upto(3)):
+            size, kernel, stride, dilation = map(upto, (largest, 5, 4, 3))
+            low, high = (upto(4, -2 if crops else 0) for _ in range(2))
+            size = max(size, effective_kernel(kernel, dilation) - low - high)  # the smallest input with an output
+            out = output_length(size, kernel, stride, low, high, dilation)
+            dims.append(Dimension(size, out, kernel, stride, low, high, dilation))
+        groups = draw(st.sampled_from((1, 1, 2, 3, 5)))
+        return ConvProblem(
+            groups=groups, in_channels=groups * upto(3), out_channels=groups * upto(4), batch=upto(3),
+            memory_format=draw(st.sampled_from((torch.contiguous_format, channels_last_of(len(dims))))),
+            dtype=draw(st.sampled_from(dtypes)), has_bias=draw(st.booleans()),
+            origin=draw(st.sampled_from(("plain", "transposed"))), **fields_of(dims),
+        ).canonical()  # fmt: skip
 
-    upto, side = partial(st.integers, 1), st.integers(-2 if crops else 0, 4)
-    dimensions = st.builds(dimension, upto(largest), upto(5), upto(4), side, side, upto(3))
-    return st.builds(
-        problem,
-        st.sampled_from((1, 1, 2, 3, 5)),
-        upto(3),
-        upto(4),
-        st.lists(dimensions, min_size=ndim or 1, max_size=ndim or 3),
-        st.booleans(),
-        batch=upto(3),
-        dtype=st.sampled_from(dtypes),
-        has_bias=st.booleans(),
-        origin=st.sampled_from(("plain", "transposed")),
-    )
+    return problem()

@@ -103,17 +103,17 @@ class PropertyCheck:
 
     def reasons_against(self) -> list[str]:
         """Return why the backend computes this output neither alone nor in a sweep; empty if it does."""
-        if self.problem.empty:
+        p = self.problem
+        if p.empty:
             return ["backends are never given an empty problem"]
         if not self.calls:
             alone = self.output in self.backend.passes
-            against = self.backend.against(self.problem, (self.output,), self.device) if alone else []
+            against = self.backend.against(p, (self.output,), self.device) if alone else []
             return against or [f"it does not compute {self.output} of this problem"]
         try:  # operands that cannot even be allocated are no failure of a backend
-            for slot in get_args(Slot):
-                torch.empty(self.problem.shape_of(slot), dtype=self.problem.dtype, device=self.device)
+            _ = [torch.empty(p.shape_of(slot), dtype=p.dtype, device=self.device) for slot in get_args(Slot)]
         except (RuntimeError, MemoryError):
-            return [f"there is no memory for {self.problem.least_bytes:,} bytes of operands"]
+            return [f"there is no memory for {p.least_bytes:,} bytes of operands"]
         return []
 
     # ---- operands ------------------------------------------------------------------------------
@@ -186,15 +186,13 @@ class PropertyCheck:
     @contextlib.contextmanager
     def parallel(self) -> Iterator[None]:
         """In this block PyTorch has ``threads`` threads."""
-        before = torch.get_num_threads()
-        changed = self.threads not in (0, before)  # setting it costs threads that end and begin
+        name = "the number of threads"
+        before = {name: torch.get_num_threads()}
+        restore({name: self.threads or before[name]})
         try:
-            if changed:
-                torch.set_num_threads(self.threads)
             yield
         finally:
-            if changed:
-                torch.set_num_threads(before)
+            restore(before)
 
     # ---- comparing -----------------------------------------------------------------------------
 

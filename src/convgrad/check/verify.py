@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections import Counter, deque
+from contextlib import closing
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,7 @@ from ..errors import CheckError
 from ..problem import ConvProblem, Output
 from ..tables import counted
 from . import refusal
-from .child import Lost, NoChild, in_child, why_not_in_child
+from .child import Child, Lost, NoChild, say, why_not_in_child
 from .kernels import CustomBackend, without_values
 from .problem_set import cost, drawn, is_large
 from .properties import calls_of
@@ -93,40 +92,16 @@ class _Check:
         self.outputs = outputs_of(backend)
         #: Why it runs in this process and not in a child.
         self.alone = why_not_in_child() if device == "cpu" else f"{device} does not outlive a fork"
+        self.child = Child(self.answer, fork=True)
 
     def run(self) -> _Result:
-        """Examine the backend, in a child if there can be one."""
-        doing: Any = (self.outputs[0], None, 0, "")  # what `_examine` sent last
-
-        def patience() -> float:
-            return _PATIENCE if doing[1] and doing[2] else _FIRST_PATIENCE
-
-        def work(send: Callable[[Any], None]) -> None:
-            try:
-                send(self._examine(lambda *what: send(what)))
-            except CheckError as refused:
-                send(refused)
-
-        try:
-            for message in () if self.alone else in_child(work, patience):
-                if isinstance(message, _Result):
-                    return message
-                if isinstance(message, CheckError):
-                    raise message
-                doing = message
-        except NoChild as no:
-            self.alone = str(no)
-        except Lost as lost:
-            raise CheckError(refusal.lost(self.backend.name, *doing, how=str(lost))) from None
-        except CheckError as refused:
-            if _UNFIT not in str(refused):
-                raise
-            self.alone = "PyTorch cannot differentiate in a fork of this process"
+        """Check the outputs in turn, problem by problem, until one fails or the time is over."""
         threads = torch.get_num_threads()
-        try:
-            return self._examine(lambda *what: None)
-        finally:
-            torch.set_num_threads(threads)
+        with closing(self.child):
+            try:
+                return self._examine()
+            finally:
+                torch.set_num_threads(threads)
 
     def sentence(self, result: _Result) -> str:
         """Return what was checked, in words that begin with "verified" or "not verified"."""
@@ -140,16 +115,10 @@ class _Check:
             return f"not verified: {right} passed, {FLOOR} are needed; {why}{rest}"
         return f"verified on {n} of {n + left} problems; {late}{rest}" if left else f"verified on {n} problems{rest}"
 
-    def _examine(self, send: Callable[..., None]) -> _Result:
-        """Check the outputs in turn, problem by problem, until one fails or the time is over.
-
-        ``send`` is called with the output and the problem that are next (None while problems are searched for), the
-        number of problems that passed, and the property.
-        """
+    def _examine(self) -> _Result:
         passed, queues = Counter[Output](), list[list[ConvProblem]]()
         for output in self.outputs:
-            send(output, None, 0, "")
-            queue, reasons = self._problems(output)
+            queue, reasons = self._ask(output, None)
             if not (queue or output == "grad_bias"):  # few problems have a bias
                 raise CheckError(refusal.nothing_accepted(self.backend, output, reasons, self.device))
             queues.append(queue)
@@ -164,26 +133,44 @@ class _Check:
                 limit = self.seconds * (_OVERTIME if passed[output] < FLOOR and not large else 1)
                 if number and (took + expected > limit or (large and expected > self.seconds / 4)):
                     continue
-                all_of_it = number < _FIRST or number % _TURNS == 0
+                all_of_it, begin = number < _FIRST or number % _TURNS == 0, time.monotonic()
                 names = _OF_LARGE if large else (*_ALWAYS, *_IN_TURN * all_of_it)
-                begin = time.monotonic()
-                options: dict[str, Any] = {
-                    "threads": several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1,
-                    # Closed pages would end a process that is not a child.
-                    "properties": [name for name in names if not (self.alone and name == "pages")],
-                    "progress": partial(send, output, problem, passed.total()),
-                }
-                of = self.backend, problem, output
-                results = check_problem(*of, device=self.device, repeats=_REPEATS, **options)
+                threads = several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1
+                results, hints = self._ask(output, problem, names, threads, passed=passed.total())
                 left -= 1
-                torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
                 if failures := [r for r in results if r.status == "failed"]:
-                    hints = refusal.advice(self.backend, failures, _REPEATS)
                     raise CheckError(refusal.wrong(failures, hints, f"{counted(passed.total())} passed"))
                 if number:
                     took, took_cost = took + time.monotonic() - begin, took_cost + cost(problem)
                 passed[output] += any(r.status == "passed" for r in results)
         return _Result(passed, left)
+
+    def _ask(self, output: Output, problem: ConvProblem | None, *options: Any, passed: int = 0) -> Any:
+        """Return the `answer` of the child, or of this process where there is none."""
+        heard = deque([""], 1)  # the property that is being checked
+        try:
+            if not self.alone:
+                patience = _PATIENCE if problem and passed else _FIRST_PATIENCE
+                return self.child.ask((output, problem, *options), patience, heard.append)
+        except NoChild as no:
+            self.alone = str(no)
+        except Lost as lost:
+            raise CheckError(refusal.lost(self.backend.name, output, problem, passed, heard[-1], str(lost))) from None
+        return self.answer((output, problem, *options))
+
+    def answer(self, request: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Return the results of a problem and what to change; without a problem those to check, and reasons against."""
+        output, problem, *options = request
+        if problem is None:
+            return self._problems(output)
+        names, threads = options
+        # Closed pages would end a process that is not a child.
+        names = [name for name in names if not (self.alone and name == "pages")]
+        of, how = (self.backend, problem, output), {"device": self.device, "repeats": _REPEATS}
+        results = check_problem(*of, **how, threads=threads, properties=names, progress=say)
+        torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
+        failures = [r for r in results if r.status == "failed"]
+        return results, [*refusal.advice(self.backend, failures, _REPEATS)] if failures else []
 
     def _problems(self, output: Output) -> tuple[list[ConvProblem], list[tuple[str, int]]]:
         """Return the problems of an output, those named first, and reasons against others."""

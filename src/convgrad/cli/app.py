@@ -284,7 +284,8 @@ def run(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
-        command = getattr(getattr(error, "ctx", None), "command_path", "convgrad")
+        named = next((f"convgrad {word}" for word in _given if word in COMMANDS), "convgrad")
+        command = getattr(getattr(error, "ctx", None), "command_path", named)  # an option without its value has none
         if text.startswith(("No such option: --kernels", "No such option: -k")):
             extra, command = "it stands before the command: ", "convgrad"
         return _refused(f"{text} (hint: {extra}see {command} --help)")

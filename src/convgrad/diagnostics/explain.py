@@ -225,10 +225,10 @@ def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
     """PyTorch's kernel for each output, by its own rules."""
     if problem.empty:
         return {}
-    aten = trace_aten(problem, device=machine)
-    gradients = aten.gradient_backend.answer
-    result: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward})")
-    result[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function})"
+    aten = trace_aten(problem.replace(dtype=problem.dtype.to_real()), device=machine)
+    gradients, thrice = aten.gradient_backend.answer, ", as three real ones" if problem.dtype.is_complex else ""
+    result: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward}){thrice}")
+    result[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function}){thrice}"
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import product
 from math import prod
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import accumulate_dtype, without_autocast
-from ..ops import cast_operands
+from .._compat import accumulate_dtype
+from ..ops import autocast_is_on, cast_operands
 from ..problem import Geometry, by_pytorch, check_backward, check_operands, conv_geometry, effective_kernel
 from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
@@ -55,7 +56,8 @@ def per_sample_norms(
     data, other = (grad_output, input) if transposed else (input, grad_output)
     positions, per_group = prod(other.shape[2:]), size[1]
     if positions * groups * (2 * positions + per_group) < prod(size):
-        with without_autocast():
+        device = data.device.type
+        with torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext():
             squared = _squared(data, other, size[2:], geometry)
             nothing = squared <= 0  # by rounding; its derivative is 0
             norms = squared.masked_fill(nothing, 1).sqrt().masked_fill(nothing, 0)

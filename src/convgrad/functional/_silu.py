@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from .._compat import profiler_enabled, without_autocast
 from ..backends import TritonBackend, TritonBandedBackend
-from ..engine import Plan, fusion_gains, is_plain, observed, observers, requested, resolve
+from ..engine import Plan, fusion_gains, is_eager, observed, observers, requested, resolve
+from ..ops import autocast_is_on, cast_operands
 from ._convolution import conv2d
 from ._gradients import convolution_backward
 
@@ -28,9 +29,13 @@ def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int
         - result: (N, D, 1, before + L - K + 1)
     """
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    plain = is_plain(input, weight, bias) and not any(t.is_neg() for t in tensors)
+    plain = is_eager(input, weight, bias) and not any(t.is_neg() for t in tensors)
     if not plain or (input.is_cpu and requested() is None):
         return None
+    if autocast_is_on(input.device.type):
+        cast: Any = cast_operands(input, weight, bias)
+        with without_autocast():
+            return silu_of_rows(cast[0], cast[1], cast[2], before)
     arguments = ((1, 1), (0, 0, before, 0), (1, 1), False, (0, 0), weight.shape[0])
     plan = resolve("convolution", arguments, input, weight, bias)
     backend = plan.steps[0].backend if len(plan.steps) == 1 and not plan.unsettled else None

@@ -25,7 +25,10 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     signature = signature.replace(parameters=[*parameters[:at], *first, *parameters[at:], *rest])
 
     def constructor(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}.__init__() {error}") from None
         super(cls, given.pop("self")).__init__(**given)
 
     made: Any = functools.wraps(base.__init__)(constructor)

@@ -50,6 +50,8 @@ class Quantized:
         if scheme is not None:
             cls._scheme, cls._base = scheme, cls.__bases__[-1]
             layers[scheme, cls._base] = layers[scheme, getattr(nn, cls._base.__name__)] = cls
+            layer: Any = cls  # torch.fx would trace an output_size as more than None, so most layers take none
+            layer.forward = cls._forward_to_size if hasattr(cls, "_output_padding") else cls._forward
             options = {"check_grad": False} if "check_grad" in scheme._leading else {}
             options |= {f.name: f.default for f in dataclasses.fields(scheme)}
             set_constructor(cls, cls._base, options, scheme._leading)
@@ -115,8 +117,12 @@ class Quantized:
                 bound = fan_in**-0.5 if fan_in > 0 else 0
                 self.bias.uniform_(-bound, bound)
 
-    def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """Apply the layer; ``output_size`` is for transposed convolutions."""
+    def _forward(self, input: Tensor) -> Tensor:
+        """Apply the layer."""
+        return self._forward_to_size(input)
+
+    def _forward_to_size(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Apply the layer; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
         rest = () if output_size is None else (output_size,)
         weight, bias, seen = self.quantized_weight(), self.scheme.bias(self.bias), self.scheme.input(input)
         compute = F.linear if isinstance(self, Linear) else self._conv_forward

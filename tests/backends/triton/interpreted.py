@@ -1,11 +1,9 @@
-"""Runs under Triton's interpreter, in the process that `test_interpreter` starts; pytest alone does not collect it.
+"""Runs under Triton's interpreter, in a process that `test_processes` starts; pytest alone does not collect it.
 
 The interpreter runs one program after the other in numpy, some tens of milliseconds each. So problems are tiny: what
 they vary is everything that selects another path through a kernel. Its bfloat16 store truncates, which integers
 that bfloat16 holds do not notice; it multiplies matrices in float32, whatever precision is asked for.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import mmap
@@ -184,14 +182,12 @@ _BANDED = TritonBandedBackend(), "g2mb1ic2ih4iw12oc2kh3kw9ph1pw3"
     ("backend", "text", "pass_"),
     [
         (*_BANDED, "grad_weight"),
-        pytest.param(*_BANDED, "forward", marks=pytest.mark.slow),
-        pytest.param(*_BANDED, "grad_input", marks=pytest.mark.slow),
         (TritonBackend(), "g1mb1ic1iw5oc1ow5kw3pw2", "grad_weight"),
-        pytest.param(
-            TritonBackend(), "g2mb1ic2ih5iw4oc2oh3ow2kh3kw3sh2sw2ph1pw1", "grad_weight", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            TritonBackend(), "g2mb1ic2ih3iw4oc2kh3kw3ph1pw1 channels_last", "grad_weight", marks=pytest.mark.slow
+        *slow(
+            (*_BANDED, "forward"),
+            (*_BANDED, "grad_input"),
+            (TritonBackend(), "g2mb1ic2ih5iw4oc2oh3ow2kh3kw3sh2sw2ph1pw1", "grad_weight"),
+            (TritonBackend(), "g2mb1ic2ih3iw4oc2kh3kw3ph1pw1 channels_last", "grad_weight"),
         ),
     ],
 )
@@ -201,14 +197,16 @@ def test_what_is_not_finite_stays_with_its_readers(backend: TritonBackend, text:
     assert result.status == "passed", str(result)
 
 
-@pytest.mark.parametrize("bad", [float("inf"), pytest.param(float("nan"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bad", [float("inf"), *slow(float("nan"))])
 @pytest.mark.parametrize(
     ("text", "backend"),
     [
-        pytest.param("g2mb1ic2ih3iw6oc4kh3kw3ph1pw1 bias", TritonBackend(), marks=pytest.mark.slow),
         ("g3mb1ic3ih3iw4oc3kh3kw3ph1pw1sh2sw1 channels_last", TritonBackend()),
-        pytest.param("g2mb1ic2id2ih3iw3oc2kd2kh3kw3pd1ph1pw1", TritonBackend(), marks=pytest.mark.slow),
         ("g2mb1ic2ih3iw11oc2kh3kw9ph1pw4", TritonBandedBackend()),
+        *slow(
+            ("g2mb1ic2ih3iw6oc4kh3kw3ph1pw1 bias", TritonBackend()),
+            ("g2mb1ic2id2ih3iw3oc2kd2kh3kw3pd1ph1pw1", TritonBackend()),
+        ),
     ],
 )
 def test_padding_beside_a_weight_that_is_not_finite(text: str, backend: TritonBackend, bad: float) -> None:
@@ -253,12 +251,8 @@ def test_the_check_of_first_use_finds_one_wrong_element() -> None:
         assert check.fault(problem, (pass_,), {**operands, pass_: right}, "direct") is None
         for at in (0, -1):
             wrong = right.clone()
-            wrong[(at,) * wrong.dim()] += 0.25 * wrong.abs().max()
-            if pass_ == "grad_weight":
-                wrong = right.clone()
-                wrong[at, 0, at, at] += 0.25 * right.abs().max()
+            wrong[(at, 0, at, at) if pass_ == "grad_weight" else (at,) * wrong.dim()] += 0.25 * right.abs().max()
             fault = check.fault(problem, (pass_,), {**operands, pass_: wrong}, "direct")
-            assert fault is not None
             assert "1 of" in fault
             assert pass_ in fault
 
@@ -314,7 +308,6 @@ def test_offsets_of_more_than_32_bits(tensor: str) -> None:
     assert problem.needs_int64
     g = geometry(problem, adjoint=tensor == "source")
     tile = tiles.choose(g, "result")
-    assert tile is not None
     made = launch.launch_of(g, "result", False, (-1, -1, -1))
     count = -(-length // tile.columns) // (tile.lanes // tile.line)  # tiles of a line
     size = 2 * length * channels
@@ -331,7 +324,7 @@ def test_offsets_of_more_than_32_bits(tensor: str) -> None:
 
 
 SILU = [
-    "g5mb2ic5ih1iw12oc5ow12kh1kw4pw3 channels_last",
+    "g5mb1ic5ih1iw12oc5ow12kh1kw4pw3 channels_last",
     "g3mb2ic3ih1iw16oc3ow16kh1kw4pw3",
     "g2mb1ic2ih1iw7oc2ow7kh1kw3pw2 float16 channels_last",
 ]
@@ -360,7 +353,6 @@ def test_silu(text: str, biased: bool) -> None:
         tensors = {"input": x, "weight": w, "bias": bias, "grad_output": centre, "forward": got}
         assert check.fault(problem, ("forward",), tensors, "direct", silu=True) is None
         wrong = check.fault(problem, ("forward",), {**tensors, "forward": got + 0.25}, "direct", silu=True)
-        assert wrong is not None
         assert "are further off" in wrong
     w[0].view(-1)[0] = float("inf")  # which meets no padding
     there = TritonBackend().bind(problem, ("forward",))(x, w, bias)
@@ -372,13 +364,13 @@ def test_silu(text: str, biased: bool) -> None:
 @pytest.mark.parametrize(("layout", "state"), [("NCL", False), ("NLC", True), *slow(("NCL", True), ("NLC", False))])
 def test_causal_conv1d_with_silu(layout: str, state: bool) -> None:
     """In one kernel, whose backward computes the result before SiLU again; and derivatives of that."""
-    shape, carried = ((2, 3, 6), (2, 3, 2)) if layout == "NCL" else ((2, 6, 3), (2, 2, 3))
-    tensors = [torch.randn(s).requires_grad_() for s in (shape, (3, 3), (3,), *([carried] if state else []))]
+    shape, carried, c = ((2, 2, 6), (2, 2, 2), 2) if layout == "NCL" else ((1, 6, 3), (1, 2, 3), 3)
+    tensors = [torch.randn(s).requires_grad_() for s in (shape, (c, 3), (c,), *([carried] if state else []))]
 
     def call(activation: str | None) -> torch.Tensor:
         x, w, b, *rest = tensors
         s = rest[0] if rest else None
-        return convgrad.causal_conv1d(x, w, b, layout=layout, initial_state=s, activation=activation)  # type: ignore
+        return convgrad.causal_conv1d(x, w, b, layout=layout, initial_state=s, activation=activation)
 
     with convgrad.use_backend("triton"), convgrad.trace() as ran:
         fused = call("silu")
@@ -396,3 +388,19 @@ def test_causal_conv1d_with_silu(layout: str, state: bool) -> None:
     torch.testing.assert_close(again, second, rtol=1e-4, atol=1e-4)
     for tensor, one in zip(tensors, torch.autograd.grad(F.silu(call(None)).sum(), tensors), strict=True):
         torch.testing.assert_close(tensor.grad, one)
+
+
+def test_causal_conv1d_with_silu_under_autocast() -> None:
+    """In one kernel of the dtype of autocast, rounded once where the two are rounded twice."""
+    x, w, b = tensors = [torch.randn(s).requires_grad_() for s in ((2, 3, 6), (3, 3), (3,))]
+    with torch.autocast("cpu", torch.bfloat16), convgrad.use_backend("triton"), convgrad.trace() as ran:
+        fused = convgrad.causal_conv1d(x, w, b, activation="silu")
+        gradients = torch.autograd.grad(fused.sum(), tensors)
+    assert {r.convolution.dtype for r in ran} == {torch.bfloat16} == {fused.dtype}
+    assert next(r.reason for r in ran) == "requested by name, with SiLU"
+    rounded = [t.detach().bfloat16().float().requires_grad_() for t in tensors]
+    apart = F.silu(convgrad.causal_conv1d(*rounded))
+    torch.testing.assert_close(fused.float(), apart, rtol=1 / 128, atol=1e-3)
+    for got, want, t in zip(gradients, torch.autograd.grad(apart.sum(), rounded), tensors, strict=True):
+        assert got.dtype == t.dtype
+        torch.testing.assert_close(got, want, rtol=1 / 32, atol=1 / 32)

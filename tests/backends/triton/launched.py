@@ -1,6 +1,4 @@
-"""Runs in the process that `test_entry` starts: Triton's launcher and ours, launched onto the same stand-in driver."""
-
-from __future__ import annotations
+"""Runs in a process that `test_processes` starts: Triton's launcher and ours launch onto the same stand-in driver."""
 
 import ctypes
 import threading
@@ -14,7 +12,7 @@ from tests.standin_cuda import STREAM, Driver, operand
 from torch import Tensor
 from triton import knobs
 
-from convgrad.backends.triton import TritonBackend, TritonBandedBackend, check, entry, launch
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, entry, launch
 from convgrad.backends.triton.launch import Steps
 from convgrad.problem import OPERANDS, ConvProblem, Outputs
 
@@ -22,12 +20,6 @@ CPU = torch.device("cpu")
 BOTH: Outputs = ("grad_input", "grad_weight")
 ALL: Outputs = (*BOTH, "grad_bias")
 OF_THE_OTHER_DEVICE = 0x1234
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    check.fault = lambda *_: None  # nothing is computed
-    return Driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +38,7 @@ class Call:
         banded = outputs != ALL and not TritonBandedBackend()._reasons_of_the_kernels(p, outputs)
         backend = TritonBandedBackend() if banded else TritonBackend()
         assert not backend._reasons_of_the_kernels(p, outputs)
-        names = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # type: ignore
+        names = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")
         layouts = {"weight": torch.contiguous_format}
         self.operands: dict[str, Tensor] = {
             name: operand(p.shape_of(name), p.dtype, layouts.get(name, p.memory_format), name not in unaligned)
@@ -69,19 +61,16 @@ class Call:
         self.made = backend._bound(p, outputs, CPU)
 
     def entry(self) -> entry.Entry:
-        found = entry.entry(self.made, self.operands)
-        assert found is not None
-        return found
+        return entry.entry(self.made, self.operands)
 
     def selected(self) -> Steps:
-        found = self.made.selected(CPU, self.operands, lambda _place, begin: begin % 16 == 0)
-        assert found is not None
-        return found
+        return self.made.selected(CPU, self.operands, lambda _place, begin: begin % 16 == 0)
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self.operands, **self.results}
 
 
+SEQUENCE = "g16mb1ic16ih1iw40oc16oh1ow40kh1kw4ph0pw3"
 #: Problem, outputs, operands that are not aligned, and the kernels.
 CASES: list[Any] = [
     ("g8mb2ic8ih8oc8kh3ph1 bias", ("forward",), "", ["correlate"]),
@@ -104,13 +93,8 @@ CASES: list[Any] = [
             ("g8mb2ic8ih8oc8kh5ph2 float16", ("forward",), "", ["correlate"]),
             ("g64mb800ic64ih8oc64kh3ph1 channels_last bfloat16", ALL, "", ["correlate", "add_partials"]),
             ("g64mb800ic64ih8oc64kh3ph1 channels_last", ("grad_weight",), "input", ["correlate", "add_partials"]),
-            (
-                "g16mb1ic16ih1iw40oc16oh1ow40kh1kw4ph0pw3 channels_last bfloat16",
-                ALL,
-                "input",
-                ["correlate", "add_partials"],
-            ),
-            ("g16mb1ic16ih1iw40oc16oh1ow40kh1kw4ph0pw3 channels_last", ("forward",), "", ["correlate"]),
+            (f"{SEQUENCE} channels_last bfloat16", ALL, "input", ["correlate", "add_partials"]),
+            (f"{SEQUENCE} channels_last", ("forward",), "", ["correlate"]),
             ("g4mb2ic4ih16oc4kh9ph4", ("forward",), "weight", ["correlate"]),
             ("g4mb2ic4ih16oc4kh9ph4 bfloat16", ("grad_input",), "", ["correlate"]),
             ("g4mb64ic4ih16oc4kh9ph4", ("grad_weight",), "grad_output", ["correlate_sum", "add_partials"]),
@@ -136,6 +120,14 @@ def test_the_driver_gets_what_tritons_launcher_passes(
         driver.reset()
         assert driver.launch(made, call.tensors(), call.scratch) == 0
         assert driver.launched() == call.by_triton
+
+
+def test_arguments_are_in_the_kernels_order(driver: Driver) -> None:
+    partials, out, biases, bias = (torch.zeros(n) for n in (210, 70, 15, 5))
+    launch.adding(3, 70, 5).start(partials=partials, out=out, bias_partials=biases, bias=bias)
+    ((*pointers, parts, weights, channels),) = ([v for _, v in one.parameters][:7] for one in driver.launched())
+    assert pointers == [t.data_ptr() for t in (partials, out, biases, bias)]
+    assert (parts, weights, channels) == (3, 70, 5)
 
 
 @pytest.fixture(scope="session")
@@ -272,6 +264,10 @@ def test_none_while_a_profiler_hooks_tritons_launches(driver: Driver, call: Call
     assert entry.entry(call.made, call.operands) is not None
 
 
+def like(kernel: Any, **other: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{n: getattr(kernel, n) for n in ("src", "asm", "function", "metadata")} | other)
+
+
 OTHERS = [
     {"num_ctas": 2}, {"launch_pdl": True}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8},
     {"profile_scratch_size": 8}, {"shared": 229 * 1024}, {"num_warps": 8}, {"target": SimpleNamespace(backend="hip")},
@@ -283,10 +279,7 @@ def test_none_for_kernels_that_need_more(driver: Driver, call: Call, other: dict
     selected, places = call.selected().launches[0]
     pointers = [(i, 0, 16) for i in range(len(places))]
     assert entry.packed(selected, pointers, 1) is not None
-    kernel = selected.compiled
-    changed = SimpleNamespace(
-        src=kernel.src, asm=kernel.asm, function=kernel.function, metadata=kernel.metadata._replace(**other)
-    )
+    changed = like(selected.compiled, metadata=selected.compiled.metadata._replace(**other))
     assert entry.packed(selected._replace(compiled=changed), pointers, 1) is None
 
 
@@ -304,10 +297,7 @@ def test_none_where_the_compiled_kernel_takes_other_parameters(driver: Driver, c
     selected, places = call.selected().launches[0]
     kernel = selected.compiled
     assert kernel.asm["ptx"].count(old) == 1
-    changed = SimpleNamespace(
-        src=kernel.src, function=kernel.function, metadata=kernel.metadata,
-        asm={"ptx": kernel.asm["ptx"].replace(old, new)},
-    )  # fmt: skip
+    changed = like(kernel, asm={"ptx": kernel.asm["ptx"].replace(old, new)})
     assert entry.packed(selected._replace(compiled=changed), [(i, 0, 16) for i in range(len(places))], 1) is None
 
 

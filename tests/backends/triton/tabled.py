@@ -1,9 +1,7 @@
-"""Runs in the process that `test_entry` starts: entries of the table that launch, onto the stand-in driver.
+"""Runs in a process that `test_processes` starts: entries of the table that launch, onto the stand-in driver.
 
 The operands are on the CPU, where nothing reads them; so are the kernels of the table that launch.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -14,11 +12,6 @@ from torch.nn import functional as F
 
 import convgrad
 from convgrad.ops import opened
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    return Driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(autouse=True)

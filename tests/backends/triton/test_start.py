@@ -1,10 +1,5 @@
 """A launch hands Triton its arguments, and the first result of each compiled kernel is looked at."""
 
-from __future__ import annotations
-
-import signal
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +9,6 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
 from convgrad.backends import ReferenceBackend
 from convgrad.backends.triton import TritonBackend, check, launch
 from convgrad.engine import cache
@@ -24,6 +16,7 @@ from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, ConvProblem, Output
 
 PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih4iw8kh1kw3ph0pw1")
+HALF = PROBLEM.replace(dtype=torch.bfloat16)
 
 
 class Compiled:
@@ -63,7 +56,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def call(backend: TritonBackend, problem: ConvProblem, pass_: Output = "forward") -> Any:
-    operands = [torch.zeros(problem.shape_of(s), dtype=problem.dtype) for s in OPERANDS[pass_]]  # pyright: ignore
+    operands = [torch.zeros(problem.shape_of(s), dtype=problem.dtype) for s in OPERANDS[pass_]]
     return backend.bind(problem, (pass_,))(*operands)
 
 
@@ -115,63 +108,24 @@ def test_programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.at_once(torch.device("xpu", 0), 48, 128) == launch.PROGRAMS
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """LLVM handles the signals that end a process; the other tests want Python's handlers."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-def test_by_triton_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It compiles for a GPU that is not here, and is given the arguments in the kernel's order."""
-    started: list[tuple[Any, ...]] = []
-    gpu = SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 7,
-        launcher_cls=lambda src, metadata: lambda *given: started.append(given),
-        utils=SimpleNamespace(
-            load_binary=lambda *_: ("module", "function", 40, 0, 1024),
-            get_device_properties=lambda device: {"max_shared_mem": 1 << 17, "max_num_regs": 1 << 16},
-        ),
-    )
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(type(driver), "active", gpu)
-    partials, out, bias = torch.zeros(3, 70), torch.zeros(70), torch.zeros(5)
-    adding = launch.adding(3, 70, 5)
-    hashes = [adding.start(partials=partials, out=out, bias_partials=bias, bias=bias)[1] for _ in range(2)]
-    assert hashes[0]
-    assert not hashes[1]
-    for *head, a, b, c, d, parts, weights, biases, bp, bn in started:
-        assert head[:4] == [3, 1, 1, 7]
-        assert (a is partials, b is out, c is bias, d is bias) == (True,) * 4
-        assert (parts, weights, biases, bp, bn) == (3, 70, 5, 32, 64)
-    assert len(started) == 2
-
-
-def test_a_kernel_is_checked_once_whatever_the_problem(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another batch is the same kernel, another dtype is not."""
+@pytest.mark.parametrize(
+    ("problems", "expected"),
+    [
+        ([PROBLEM, PROBLEM.replace(batch=3), PROBLEM, HALF], [PROBLEM, HALF]),
+        # Once for each order of magnitude: offsets are larger there.
+        ([PROBLEM.replace(batch=n) for n in (2, 4, 64, 80, 3)], [PROBLEM.replace(batch=n) for n in (2, 64)]),
+    ],
+)
+def test_a_kernel_is_checked_once_whatever_the_batch(
+    problems: list[ConvProblem], expected: list[ConvProblem], kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checked: list[ConvProblem] = []
     monkeypatch.setattr(check, "fault", lambda problem, *_: checked.append(problem))
     backend = TritonBackend()
-    half = PROBLEM.replace(dtype=torch.bfloat16)
-    for problem in (PROBLEM, PROBLEM.replace(batch=3), PROBLEM, half):
+    for problem in problems:
         call(backend, problem)
-    assert checked == [PROBLEM, half]
-    assert len(kernel.started) == 4
-
-
-def test_a_kernel_is_checked_again_for_much_larger_problems(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for each order of magnitude: offsets are larger there."""
-    checked: list[int] = []
-    monkeypatch.setattr(check, "fault", lambda problem, *_: checked.append(problem.batch))
-    backend = TritonBackend()
-    for batch in (2, 4, 64, 80, 3):
-        call(backend, PROBLEM.replace(batch=batch))
-    assert checked == [2, 64]
+    assert checked == expected
+    assert len(kernel.started) == len(problems)
 
 
 BOTH: tuple[Output, ...] = ("grad_input", "grad_weight", "grad_bias")
@@ -188,7 +142,7 @@ def test_a_wrong_first_result_bans_the_backend(
     problem = PROBLEM.replace(memory_format=layout, has_bias=outputs == ("forward",))
     backend, changes = TritonBackend(), []
     monkeypatch.setattr(backend, "changed", lambda: changes.append(1))
-    names: Any = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # type: ignore
+    names: Any = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")
     operands = [torch.randn(problem.shape_of(s)).contiguous(memory_format=layout) for s in names]
     if problem.has_bias:
         operands.append(torch.randn(8))
@@ -222,15 +176,13 @@ def test_a_ban_empties_the_cache_of_plans(kernel: Kernel, monkeypatch: pytest.Mo
     before = cache.generation[0]
     monkeypatch.setattr(check, "fault", lambda *_: "its forward kernel is wrong on cpu")
     with pytest.warns(RuntimeWarning, match="is wrong"):
-        call(registered := get_backend("triton"), PROBLEM)  # type: ignore[arg-type]
+        call(registered := get_backend("triton"), PROBLEM)
     assert cache.generation[0] == before + 1
-    registered._banned.clear()  # type: ignore[attr-defined]
+    registered._banned.clear()
     cache.invalidate()
 
 
-def test_nothing_is_launched_for_the_first_time_during_a_capture(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_launched_for_the_first_time_in_a_capture(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could be neither compiled nor checked there: PyTorch computes, with a warning."""
     checked: list[int] = []
     captures = [True]

@@ -1,7 +1,5 @@
 """The model against PyTorch itself, on this machine: the same backend, the same layout, the same refusals."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from contextlib import AbstractContextManager
@@ -111,8 +109,8 @@ SETTINGS = [
 def test_select_and_layout_agree_with_pytorch(flags: dict[str, int]) -> None:
     rng = random.Random(str(flags))
     seen: Counter[str] = Counter()
-    with settings(**flags):  # pyright: ignore[reportArgumentType]
-        while seen.total() < 2000:
+    with settings(**flags):
+        while seen.total() < 1000:
             case = random_case(rng)
             with torch.set_grad_enabled(rng.random() < 0.8):
                 try:

@@ -1,7 +1,5 @@
 """Descriptions of machines: what is read, what is assumed, and what is refused with a hint."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Names of ATen's functions, against the operators and the derivatives.yaml that this PyTorch ships."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
