@@ -74,14 +74,14 @@ def run(tmp_path):
         (tmp_path / "script.py").write_text(text)
         table = tmp_path / "kernels.csv"
         script = options or "'script.py', sys.argv[1:]"
-        code = (
-            f"from convgrad.models import run_script; sys.exit(run_script({script}, csv={str(table)!r}, measure=False))"
-        )
+        call = f"run_script({script}, csv={str(table)!r}, measure=False)"
         # A file, because a process that is spawned looks for the code of the first one.
-        (tmp_path / "start.py").write_text(f"import sys\nif __name__ == '__main__':\n    {code}\n")
-        done = subprocess.run(
-            [sys.executable, "start.py", *args], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+        start = (
+            f"import sys\nfrom convgrad.models import run_script\nif __name__ == '__main__':\n    sys.exit({call})\n"
         )
+        (tmp_path / "start.py").write_text(start)
+        command = [sys.executable, "start.py", *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
         calls: Counter[str] = Counter()
         for row in csv.DictReader(io.StringIO(table.read_text())):
             calls[row["output"]] += int(row["calls"])

@@ -61,9 +61,13 @@ def test_those_of_a_gpu_are_kept_too(monkeypatch) -> None:
     assert limits.limits_of(Machine.here(), torch.float32) is None
 
 
-def test_measured_with_another_precision_is_another(monkeypatch) -> None:
+def test_another_precision_or_what_is_no_measurement_is_none(monkeypatch) -> None:
     keep(CPU, Limits(1e9, 1e9, "float32", "measured before"))
-    monkeypatch.setattr(limits, "precision", lambda library, operation: "bf16")
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "precision", lambda library, operation: "bf16")
+        assert limits.limits_of(Machine.here(), torch.float32) is None
+    assert limits.limits_of(Machine.here(), torch.float32) is not None
+    store.write("limits", limits._key(torch.float32, CPU), {"wrong": 1})
     assert limits.limits_of(Machine.here(), torch.float32) is None
 
 
@@ -75,11 +79,6 @@ def test_measuring_again_only_raises(monkeypatch) -> None:
         again = limits.measure_limits(torch.float32)
         assert (again.bytes_per_second, again.flops_per_second) == after
     assert limits.limits_of(Machine.here(), torch.float64) is None
-
-
-def test_what_is_no_measurement_is_none() -> None:
-    store.write("limits", limits._key(torch.float32, CPU), {"wrong": 1})
-    assert limits.limits_of(Machine.here(), torch.float32) is None
 
 
 def test_datasheets() -> None:

@@ -43,11 +43,12 @@ class Net(nn.Module):
 
 
 @pytest.mark.usefixtures("small_rows")
-def test_linear_layers_have_their_names() -> None:
+def test_linear_layers_have_their_names_and_a_request_holds_for_what_was_accelerated() -> None:
     with use_backend("im2col"):
         profile = profile_model(nn.Sequential(nn.Conv1d(4, 8, 3), nn.Linear(10, 3)), torch.randn(2, 4, 12), seconds=0.1)
     assert {r.layers for r in profile.rows} == {("0",), ("1",)}
     assert {r.pytorch for r in profile.rows if r.layers == ("1",)} == {None}  # there it is no convolution
+    assert {r.backend.split()[0] for r in profile.rows} == {"im2col"}
 
 
 def test_a_step_of_a_model() -> None:
@@ -209,39 +210,26 @@ def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
         ("by rule: it is", True, "convgrad tune x", "tune"),  # the script accelerates it
     ):
         object.__setattr__(slow, "reason", reason)
-        (cost,), how = costs_of_rows(
-            [slow, slow], 1e-3, time.perf_counter() + 0.01, "convgrad tune x", layout=False, stock=stock
-        )
+        until = time.perf_counter() + 0.01
+        (cost,), how = costs_of_rows([slow, slow], 1e-3, until, "convgrad tune x", layout=False, stock=stock)
         assert (cost.kind, cost.remedy, cost.rows) == (kind, remedy, (0,))
         assert cost.milliseconds == pytest.approx(slow.total, rel=0.2)  # nearly all of it
         assert how.startswith("1 of 2 rows, 50%")
 
 
 @pytest.mark.usefixtures("_planted")
-def test_a_padding_mode_has_the_alternatives_of_its_padded_copy() -> None:
-    seen = alternatives(ConvProblem.parse(f"{P} circular"), ("forward",), CPU, "sleepy")
-    assert "aten" in seen.samples
-
-
-@pytest.mark.usefixtures("_planted")
-def test_the_sweep_of_both_gradients_of_a_transposed_one_has_alternatives() -> None:
-    problem = ConvProblem.parse("mb2ic4ih9oc4kh3 transposed")
-    seen = alternatives(problem, ("forward", "grad_weight", "grad_bias"), CPU, "aten")
+def test_a_padding_mode_and_the_sweep_of_a_transposed_one_have_alternatives() -> None:
+    assert "aten" in alternatives(ConvProblem.parse(f"{P} circular"), ("forward",), CPU, "sleepy").samples
+    transposed = ConvProblem.parse("mb2ic4ih9oc4kh3 transposed")
+    seen = alternatives(transposed, ("forward", "grad_weight", "grad_bias"), CPU, "aten")
     assert seen is None or CHOSEN in seen.samples
 
 
 def test_no_time_is_no_finding() -> None:
-    found, how = costs_of_rows(
-        [row(P, "forward", "aten", 0.5)], 1.0, time.perf_counter() - 1, "", layout=True, stock=True
-    )
+    rows = [row(P, "forward", "aten", 0.5)]
+    found, how = costs_of_rows(rows, 1.0, time.perf_counter() - 1, "", layout=True, stock=True)
     assert found == []
     assert how.startswith("0 of 1 rows, 0%")
-
-
-def test_a_request_around_it_holds_for_what_was_accelerated() -> None:
-    with use_backend("im2col"):
-        profile = profile_model(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 9, 9), seconds=0.1)
-    assert {r.backend.split()[0] for r in profile.rows} == {"im2col"}
 
 
 # ---- the whole step --------------------------------------------------------------------------------

@@ -74,16 +74,13 @@ def test_a_trace_and_the_table_of_a_script_call_a_kernel_the_same() -> None:
     assert t.records[0].kernel in ("Mkldnn", "Slow2d")
 
 
-def test_other_threads_are_seen() -> None:
+def test_other_threads_are_seen_and_nothing_after_the_block() -> None:
     with trace() as t:
         thread = threading.Thread(target=forward)
         thread.start()
         thread.join()
     forward()
     assert len(t) == 1
-
-
-def test_nothing_watches_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), trace():
         raise ZeroDivisionError
     assert not observers

@@ -77,18 +77,17 @@ def test_tensors_that_escaped_from_a_transform() -> None:
             torch.testing.assert_close(got, *torch.autograd.grad(y, leaf, g))
 
 
-def test_functional_tensors() -> None:
+@pytest.mark.parametrize("name", ["function", "operator"])
+def test_functional_tensors(name: str) -> None:
     """They ended the process."""
     x, w = torch.randn(X), torch.randn(W)
-    calls: list[Callable[[Tensor, Tensor], Tensor]] = [CALLS["function"], CALLS["operator"]]
+    want = CALLS[name](x, w)
     torch._enable_functionalization(reapply_views=True)
     try:
-        for call in calls:
-            want = call(x, w)
-            got = call(*map(torch._to_functional_tensor, (x, w)))
-            torch.testing.assert_close(torch._from_functional_tensor(got), want)
+        got = torch._from_functional_tensor(CALLS[name](*map(torch._to_functional_tensor, (x, w))))
     finally:
         torch._disable_functionalization()
+    torch.testing.assert_close(got, want)
 
 
 # ---- fake ones beside real ones --------------------------------------------------------------------

@@ -37,8 +37,7 @@ def odd_layout(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torc
     if how == "channels_last" and last is not None:
         t = t.to(memory_format=last)
     elif how in ("permuted", "ones"):
-        order = list(range(len(shape)))
-        rng.shuffle(order)
+        order = rng.sample(range(len(shape)), len(shape))
         t = torch.empty([shape[i] for i in order], dtype=dtype, device="meta").permute(
             [order.index(i) for i in range(len(shape))]
         )
@@ -152,8 +151,7 @@ def test_suggest_memory_format_agrees_with_pytorch() -> None:
 
 
 def test_onednn_tensors() -> None:
-    x = torch.randn(2, 4, 8, 8).to_mkldnn()
-    w = torch.randn(4, 4, 3, 3)
+    x, w = torch.randn(2, 4, 8, 8).to_mkldnn(), torch.randn(4, 4, 3, 3)
     args = (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     ours = select_conv_backend(*args)
     assert ours.value == int(torch._C._select_conv_backend(*args)) == BACKENDS.index("Mkldnn")
