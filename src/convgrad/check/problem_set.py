@@ -101,8 +101,8 @@ mb1ic128ih28oc128kh3ph1n"ResNet"; mb1ic256ih14oc512kh1sh2n"ResNet"; mb1ic256ih14
 mb1ic512ih7oc512kh3ph1n"ResNet"; mb1g32ic128ih56oc128kh3ph1n"ResNeXt"; mb1g8ic8ih64oc8kh3ph1n"64x64";
 mb1g64ic64ih64oc64kh3ph1n"64x64"; mb1ic8ih64oc8kh3ph1n"64x64"; mb1ic64ih64oc64kh3ph1n"64x64";
 mb1ic32ih32oc32kh3ph2dh1n"DeepLab"; mb1g512ic512ih32oc512kh3ph12dh11n"DeepLab";
-mb1ic128ih16oc64oh32kh4sh2ph1n"DCGAN" transposed; mb2000g35ic35ih5oc35kh3ph1n"70,000 planes";
-mb2200ic32ih3oc32kh3ph1n"70,400 planes"; mb1g1536ic1536iw64oc1536ow64kw4pw3n"Mamba";
+mb1ic128ih16oc64oh32kh4sh2ph1n"DCGAN" transposed; mb2000g35ic35ih2oc35kh3ph1n"70,000 planes";
+mb2200ic32ih1oc32kh3ph1n"70,400 planes"; mb1g1536ic1536iw64oc1536ow64kw4pw3n"Mamba";
 mb1ic512iw199oc512kw3sw2n"wav2vec 2.0"; mb1g64ic64iw512oc64kw31pw15n"Conformer"; mb1ic64id8oc64kd3pd1n"R3D";
 mb1g64ic64id14oc64kd3pd1n"X3D"; mb65537ic2ih1oc2kh3ph1n"65,537 images"; mb65537g2ic2ih1oc2kh3ph1n"65,537 images";
 mb1g4ic4ih224oc4kh3ph1n"224x224"
