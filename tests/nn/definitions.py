@@ -63,7 +63,9 @@ def shift_q(weight: Tensor, given: Tensor, transposed: bool, groups: int) -> tup
     return torch.tensor(rounded, dtype=weight.dtype).view_as(weight), given
 
 
-def shift_ps(shift: Tensor, sign: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def shift_ps(
+    shift: Tensor, sign: Tensor, given: Tensor, transposed: bool, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """DeepShift-PS, arXiv:1905.13298, section 3.2, with 5 bits: the weight, the gradients of the shift and the sign."""
     value = 2.0 ** shift.clamp(-14, 0).round() * sign.round().sign()
     return value, given * value * math.log(2), given

@@ -238,9 +238,10 @@ def test_what_torch_does_with_parametrizations(scheme: Any) -> None:
     fresh = nn.parametrize_(torch.nn.Conv1d(2, 3, 3), scheme)
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(fresh(x), y)
-    torch.compiler.reset()  # each scheme compiles the same code object
-    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), y)
+    if isinstance(scheme, (nn.Binary, nn.ShiftPS)):  # of one parameter, and of two
+        torch.compiler.reset()  # each scheme compiles the same code object
+        compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), y)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(layer(x).float(), y, rtol=0.03, atol=0.03)
     assert copy.deepcopy(layer).half()(x.half()).dtype == torch.float16
@@ -252,18 +253,6 @@ def test_what_torch_does_with_parametrizations(scheme: Any) -> None:
     assert torch.equal(layer.weight, quantized)
 
 
-def test_per_sample_gradients_of_a_parametrization() -> None:
-    layer = nn.parametrize_(torch.nn.Conv1d(2, 3, 3), nn.Binary())
-    state, x = {n: p.detach() for n, p in layer.named_parameters()}, torch.randn(3, 2, 6)
-
-    def loss(state: dict[str, Tensor], x: Tensor) -> Tensor:
-        return torch.func.functional_call(layer, state, (x[None],)).square().sum()
-
-    mapped = torch.func.vmap(torch.func.grad(loss), (None, 0))(state, x)
-    for i in range(3):
-        torch.testing.assert_close({n: g[i] for n, g in mapped.items()}, torch.func.grad(loss)(state, x[i]))
-
-
 def test_a_shift_parametrization_as_integers() -> None:
     layer = torch.nn.Conv1d(2, 3, 3)
     integers = [nn.export_shift(nn.parametrize_(copy.deepcopy(layer), s)) for s in (nn.ShiftQ(), nn.ShiftPS())]
@@ -273,17 +262,19 @@ def test_a_shift_parametrization_as_integers() -> None:
         assert all(torch.equal(a, b) for a, b in zip(got[:3], want[:3], strict=True))
 
 
-def test_layers_that_cannot_be_parametrized() -> None:
-    with pytest.raises(TypeError, match="ReLU has no floating-point weight"):
-        nn.parametrize_(torch.nn.ReLU(), nn.Binary())
-    with pytest.raises(TypeError, match="no floating-point weight of at least two"):
-        nn.parametrize_(torch.nn.BatchNorm1d(2), nn.Binary())
-    with pytest.raises(TypeError, match="quantized or parametrized already"):
-        nn.parametrize_(nn.BinaryConv1d(1, 1, 1), nn.Binary())
-    with pytest.raises(TypeError, match="quantized or parametrized already"):
-        nn.parametrize_(nn.parametrize_(torch.nn.Linear(1, 1), nn.Binary()), nn.Binary())
-    with pytest.raises(ValueError, match="no parametrization can"):
-        nn.parametrize_(torch.nn.Conv1d(1, 1, 1), nn.Xnor(scale_input=True))
+@pytest.mark.parametrize(
+    ("layer", "scheme", "words"),
+    [
+        (torch.nn.ReLU(), nn.Binary(), "ReLU has no floating-point weight"),
+        (torch.nn.BatchNorm1d(2), nn.Binary(), "no floating-point weight of at least two"),
+        (nn.BinaryConv1d(1, 1, 1), nn.Binary(), "quantized or parametrized already"),
+        (nn.parametrize_(torch.nn.Linear(1, 1), nn.Binary()), nn.Binary(), "quantized or parametrized already"),
+        (torch.nn.Conv1d(1, 1, 1), nn.Xnor(scale_input=True), "no parametrization can"),
+    ],
+)
+def test_layers_that_cannot_be_parametrized(layer: Any, scheme: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        nn.parametrize_(layer, scheme)
 
 
 # ---- shadow weights ---------------------------------------------------------------------------------------------

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import pickle
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -76,7 +74,6 @@ ACTIVATING: dict[str, tuple[str, Use]] = {
     "nn.ReLU": ("relu", nn.ReLU()),
     "nn.ReLU, in place": ("relu", nn.ReLU(inplace=True)),
     "F.relu6": ("relu6", F.relu6),
-    "nn.ReLU6": ("relu6", nn.ReLU6()),
     "nn.ReLU6, in place": ("relu6", nn.ReLU6(inplace=True)),
     "F.hardtanh": ("relu6", lambda y: F.hardtanh(y, 0.0, 6.0)),
     "F.silu": ("silu", F.silu),
@@ -86,14 +83,15 @@ ACTIVATING: dict[str, tuple[str, Use]] = {
 }
 
 
-@pytest.mark.parametrize("how", ACTIVATING)
-@pytest.mark.parametrize("instance", [False, True])
+@pytest.mark.parametrize(
+    ("how", "instance"), [*((how, False) for how in ACTIVATING), ("F.relu", True), ("relu_", True)]
+)
 def test_an_activation_is_computed_by_the_same_node(how: str, instance: bool, fused: list[str]) -> None:
     name, use = ACTIVATING[how]
     ours, theirs = pair(instance)
-    for _ in range(3):
+    for _ in range(2):
         agree(ours, theirs, use)
-    assert fused == [name] * 3
+    assert fused == [name] * 2
     y = use(ours(image().requires_grad_()))
     assert type(y) is Tensor
     assert "Normalization" in str(y.grad_fn)
@@ -241,10 +239,8 @@ USES: dict[str, Use] = {
     "twice activated": both(F.relu, F.relu),
     "activation, then another": both(F.relu, lambda y: 3 * y),
     "another, then activation": both(lambda y: 3 * y, F.relu),
-    "two activations": both(F.relu, F.silu),
     "in place, then another": both(torch.relu_, lambda y: 3 * y),
     "another activation": F.gelu,
-    "a leaky one": lambda y: F.leaky_relu(y, 0.1),
     "another hardtanh": lambda y: F.hardtanh(y, -1.0, 6.0),
     "keyword": lambda y: torch.relu(input=y),
     "result changed in place": both(lambda y: F.silu(y).mul_(2), F.silu),
@@ -255,11 +251,8 @@ USES: dict[str, Use] = {
     "conv": lambda y: F.conv2d(y, K),
     "our conv": lambda y: convgrad.conv2d(y, K),
     "our layer": lambda y: seeded(lambda: convgrad.nn.Conv2d(8, 4, 3))(y),  # noqa: PLW0108
-    "our transposed layer": lambda y: seeded(lambda: convgrad.nn.ConvTranspose2d(8, 4, 3))(y),  # noqa: PLW0108
-    "our linear layer": lambda y: seeded(lambda: convgrad.nn.Linear(6, 4))(y),  # noqa: PLW0108
     "our normalization": lambda y: F.relu(convgrad.nn.BatchNorm2d(8)(y)),
     "cat": lambda y: torch.cat([y, y], 1),
-    "list of": lambda y: sum([y, y, F.relu(y)], torch.zeros(())),
     "residual": lambda y: F.relu(y + 1),
     "residual in place": lambda y: F.relu(y.add_(1.0)),
     "changed in place, then activated": after(lambda y: y.mul_(2), F.relu),
@@ -268,9 +261,7 @@ USES: dict[str, Use] = {
     "detached and changed": after(lambda y: y.detach().mul_(2), F.relu),
     "index": lambda y: y[:, :2],
     "numpy": lambda y: y * float(y.detach().numpy().sum() > -1e9),
-    "array": lambda y: y * float(np.asarray(y.detach()).sum() > -1e9),
     "item": lambda y: y * y[0, 0, 0, 0].item(),
-    "tolist": lambda y: y * y.tolist()[0][0][0][0],
     "detach": lambda y: y + y.detach(),
     "hook": with_hook,
     "retain_grad": kept_gradient,
@@ -281,24 +272,16 @@ USES: dict[str, Use] = {
     "vmap of an activation": torch.vmap(F.relu),
     "func.grad": lambda y: y * torch.func.grad(lambda t: t.square().sum())(y.detach()),
     "jvp": lambda y: torch.func.jvp(torch.sin, (y,), (y,))[1],
-    "jacrev": lambda y: y * torch.func.jacrev(lambda t: t.sum())(y),
     "checkpoint": lambda y: checkpoint(lambda q: F.relu(q) * 2, y, use_reentrant=False),
     "checkpoint, reentrant": lambda y: checkpoint(lambda q: F.relu(q) * 2, y, use_reentrant=True),
     "deepcopy": lambda y: y + copy.deepcopy(y.detach()),
     "repr": lambda y: y * (len(repr(y)) > 0),
-    "format": lambda y: y * len(f"{y[0, 0, 0, 0]:.1f}"),
     "torch.save": lambda y: (torch.save(y, io.BytesIO()), F.relu(y))[1],
-    "pickle": lambda y: y + pickle.loads(pickle.dumps(y.detach())),
     "to": lambda y: F.relu(y.to(torch.float64)).float(),
     "data_ptr": lambda y: (y.data_ptr(), F.relu(y))[1],
-    "storage": lambda y: y * (y.untyped_storage().nbytes() / 4608),
     "version": lambda y: F.relu(y) * (1 + y._version),
     "dlpack": lambda y: y + torch.from_dlpack(y.detach()),
     "view": lambda y: y.view(4, -1),
-    "flatten and linear": lambda y: F.linear(y.flatten(1), torch.ones(3, 8 * 36)),
-    "iterated": lambda y: torch.stack([F.relu(t) for t in y]),
-    "compared": lambda y: torch.where(y > 0, y, 0.1 * y),
-    "einsum": lambda y: torch.einsum("nchw,dc->ndhw", y, torch.ones(2, 8)),
     "a script": by_script,
     "a script that changes it": after(by_script_in_place, F.relu),
     "no_grad": lambda y: y + no_grad(y),
@@ -309,7 +292,6 @@ USES: dict[str, Use] = {
     "isinstance": lambda y: F.relu(y) if isinstance(y, Tensor) else y,
     "requires_grad_": lambda y: F.relu(y.requires_grad_()),
     "backward of its own": lambda y: y * torch.autograd.grad(y.sum(), y, retain_graph=True)[0],
-    "multiprocessing": lambda y: (torch.multiprocessing.reductions.reduce_tensor(y.detach()), y * 1)[1],
 }
 
 
@@ -333,10 +315,9 @@ def _scripts() -> None:
 @pytest.mark.parametrize("how", USES)
 def test_every_reader_gets_what_stock_gives(how: str, instance: bool) -> None:
     """In the first call, when an activation is expected, and when something else is."""
-    for before in (None, F.relu, F.silu, lambda y: y * 2):
+    for before in (None, F.relu, *([] if instance else [F.silu, lambda y: y * 2])):
         ours, theirs = pair(instance)
         if before is not None:
-            agree(ours, theirs, before)
             agree(ours, theirs, before)
         agree(ours, theirs, USES[how])
         agree(ours, theirs, USES[how])
@@ -345,9 +326,11 @@ def test_every_reader_gets_what_stock_gives(how: str, instance: bool) -> None:
 
 @pytest.mark.parametrize("before", [None, F.relu, lambda y: y * 2], ids=["", "activation", "other"])
 @pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.parametrize("function", [F.relu, lambda t: t.sin().mean((2, 3)) + F.relu(t).mean()], ids=["one", "both"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
-def test_a_compiled_reader(before: Use | None, fullgraph: bool, function: Use) -> None:
+def test_a_compiled_reader(before: Use | None, fullgraph: bool) -> None:
+    def function(t: Tensor) -> Tensor:
+        return t.sin().mean((2, 3)) + F.relu(t).mean()
+
     ours, theirs = pair()
     if before is not None:
         agree(ours, theirs, before)
@@ -401,9 +384,7 @@ def test_running_statistics_without_a_reader() -> None:
         x = image().requires_grad_()
         ours(x)
         theirs(x)
-        torch.testing.assert_close(ours.running_var, theirs.running_var)
-        torch.testing.assert_close(ours.running_mean, theirs.running_mean)
-        assert ours.num_batches_tracked == theirs.num_batches_tracked
+        torch.testing.assert_close([*ours.buffers()], [*theirs.buffers()])
 
 
 @pytest.mark.parametrize("expected", [None, "relu", "other"])
@@ -479,7 +460,6 @@ def test_layers_that_are_shared() -> None:
 @pytest.mark.parametrize("use", [F.relu, lambda y: 3 * y, both(F.relu, lambda y: 2 * y)])
 def test_nothing_is_kept_alive(use: Use) -> None:
     ours = pair()[0]
-    gc.collect()
     gc.disable()
     try:
         for _ in range(3):

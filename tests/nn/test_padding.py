@@ -108,21 +108,18 @@ def test_rows_and_single_images(mode: str) -> None:
     assert traced.records[0].problem.endswith(mode)
 
 
-def test_any_other_backend_computes_the_copy_of_rows() -> None:
-    rows = convgrad.nn.Conv1d(4, 4, 3, padding=1, groups=4, padding_mode="circular", layout="NLC", backend="im2col")
-    x = torch.randn(2, 6, 4)
-    want = of_copy(rows, x.transpose(1, 2), ((1, 1),), rows.weight, rows.bias)
-    torch.testing.assert_close(rows(x), want.transpose(1, 2))
-
-
-def test_any_other_backend_computes_the_copy() -> None:
-    layer = convgrad.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode="circular", backend="im2col")
-    x = torch.randn(2, 4, 6, 6)
+@pytest.mark.parametrize("rows", [False, True])
+def test_any_other_backend_computes_the_copy(rows: bool) -> None:
+    options: Any = {"padding": 1, "groups": 4, "padding_mode": "circular", "backend": "im2col"}
+    layer: Any = (
+        convgrad.nn.Conv1d(4, 4, 3, layout="NLC", **options) if rows else convgrad.nn.Conv2d(4, 4, 3, **options)
+    )
+    x = torch.randn(2, 4, *[6] * (1 if rows else 2))
     with convgrad.trace() as traced:
-        y = layer(x)
+        y = layer(x.mT).mT if rows else layer(x)
     assert [e.backend for e in traced.records] == ["im2col"]
-    assert "ih8oc" in traced.records[0].problem
-    torch.testing.assert_close(y, of_copy(layer, x, ((1, 1), (1, 1)), layer.weight, layer.bias))
+    assert "8oc" in traced.records[0].problem
+    torch.testing.assert_close(y, of_copy(layer, x, ((1, 1),) * (x.dim() - 2), layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -140,8 +137,10 @@ def test_images_too_large_to_be_folded_in_scratch_memory(mode: str) -> None:
     torch.testing.assert_close(got, torch.autograd.grad(z, [x, *layer.parameters()], g))
 
 
-@pytest.mark.parametrize("name", ["native", "reference", "im2col", "aten"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*(("native", m) for m in MODES), ("reference", "reflect"), ("im2col", "replicate"), ("aten", "circular")],
+)
 def test_the_suite_on_a_padded_copy(name: str, mode: str) -> None:
     """Also of an image whose strides PyTorch's padding takes for contiguous ones, but channels_last kernels do not."""
     for output in OUTPUTS:
@@ -170,7 +169,7 @@ def test_every_pass_by_every_backend(name: str, text: str) -> None:
 
 def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """They save the same tensors: a padded copy is larger than the input, and the checkpoint refused that."""
-    monkeypatch.setattr("convgrad.engine.choice.measure_now", lambda *_: None)
+    monkeypatch.setattr("convgrad.engine.measure.measurer.measure_now", lambda *_, **__: None)
     layer = convgrad.nn.Conv2d(16, 16, 3, padding=1, groups=16, padding_mode="circular")
     x = torch.randn(2, 16, 6, 6, requires_grad=True)
     with convgrad.measure():

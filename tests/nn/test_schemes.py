@@ -15,7 +15,7 @@ from convgrad import nn
 from . import definitions
 
 BASES = [*(f"Conv{t}{d}d" for t in ("", "Transpose") for d in (1, 2, 3)), "Linear"]
-#: scheme, how its layers are called, and its definition; DeepShift-PS has two parameters and a test of its own.
+#: scheme, how its layers are called, and its definition.
 SCHEMES = {
     "bwn": (nn.Binary(), "Binary{}", definitions.bwn),
     "binary_connect": (nn.Binary(scale=False), "Binary{}", definitions.binary_connect),
@@ -23,6 +23,7 @@ SCHEMES = {
     "bnn": (nn.Xnor(scale=False), "Xnor{}", definitions.binary_connect),
     "twn": (nn.Ternary(), "Ternary{}", definitions.twn),
     "shift_q": (nn.ShiftQ(act_fraction_bits=None), "{}ShiftQ", definitions.shift_q),
+    "shift_ps": (nn.ShiftPS(act_fraction_bits=None), "{}Shift", definitions.shift_ps),
 }
 
 
@@ -62,46 +63,27 @@ def test_values_and_gradients(base: str, name: str, way: str) -> None:
     layer: Any = quantized(base, scheme, way)
     if way == "layer":
         assert type(layer) is getattr(nn, called.format(base))
-    shadow = layer.parametrizations["weight"].original if way == "parametrization" else layer.weight
+    held = layer.parametrizations["weight"] if way == "parametrization" else layer
+    shadows = [p for n, p in held.named_parameters() if n != "bias"]  # of DeepShift-PS: the shift and the sign
+    if name == "shift_ps":
+        with torch.no_grad():
+            shadows[0].uniform_(-16, 1)
+            shadows[1].uniform_(-1.4, 1.4)
     binary_input = isinstance(scheme, nn.Xnor)
     x = an_input(base).requires_grad_()
     y = layer(x)
-    cotangent, got = gradients(y, x, shadow, layer.bias)
+    cotangent, got = gradients(y, x, layer.bias, *shadows)
 
-    known = (getattr(layer, "transposed", False), getattr(layer, "groups", 1))
-    value, _ = define(shadow.detach(), shadow.detach(), *known)
-    value.requires_grad_()
+    plain, known = [p.detach() for p in shadows], (getattr(layer, "transposed", False), getattr(layer, "groups", 1))
+    value = define(*plain, plain[0], *known)[0].requires_grad_()
     seen = (definitions.sign(x.detach()) if binary_input else x.detach()).requires_grad_()
     want_y = definitions.convolve(layer, seen, value, layer.bias)
     by_input, by_value, by_bias = torch.autograd.grad(want_y, (seen, value, layer.bias), cotangent)
     if binary_input:  # BNN, arXiv:1602.02830, section 1.3, equation 4
         by_input = by_input * (x.detach().abs() <= 1)
     torch.testing.assert_close(y, want_y)
-    torch.testing.assert_close(got, (by_input, define(shadow.detach(), by_value, *known)[1], by_bias))
-
-
-@pytest.mark.parametrize("way", ["layer", "parametrization"])
-@pytest.mark.parametrize("base", BASES)
-def test_deepshift_ps(base: str, way: str) -> None:
-    layer: Any = quantized(base, nn.ShiftPS(act_fraction_bits=None), way)
-    if way == "layer":
-        assert type(layer) is getattr(nn, f"{base}Shift")
-        shift, sign = layer.shift, layer.sign
-    else:
-        held = layer.parametrizations["weight"]
-        shift, sign = held.original0, held.original1
-    with torch.no_grad():
-        shift.uniform_(-16, 1)
-        sign.uniform_(-1.4, 1.4)
-    x = an_input(base).requires_grad_()
-    y = layer(x)
-    cotangent, got = gradients(y, x, shift, sign)
-    value = definitions.shift_ps(shift.detach(), sign.detach(), sign.detach())[0].requires_grad_()
-    want_y = definitions.convolve(layer, x, value, layer.bias)
-    by_input, by_value = torch.autograd.grad(want_y, (x, value), cotangent)
-    torch.testing.assert_close(y, want_y)
-    torch.testing.assert_close(got, (by_input, *definitions.shift_ps(shift.detach(), sign.detach(), by_value)[1:]))
-    assert (value == 0).any()
+    torch.testing.assert_close(got, (by_input, by_bias, *define(*plain, by_value, *known)[1:]))
+    assert (value == 0).any() or name != "shift_ps"
 
 
 def input_scale(layer: Any, x: Tensor) -> Tensor:

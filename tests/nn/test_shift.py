@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from typing import Any
 
@@ -142,42 +141,16 @@ def test_a_missing_argument() -> None:
 # ---- integers ---------------------------------------------------------------------------------------------------
 
 
-def multiply(x: Tensor, shift: Tensor, sign: Tensor) -> Tensor:
-    """``x * sign * 2 ** shift`` of integers with a shift and a negation."""
-    shifted = torch.bitwise_left_shift(x, shift)
-    return torch.where(sign > 0, shifted, torch.where(sign < 0, -shifted, torch.zeros_like(shifted)))
-
-
 def convolve(layer: Any, x: Tensor, exported: nn.ShiftIntegers) -> tuple[Tensor, int]:
-    """The convolution of integers by shifts and additions, and how many bits of the result are behind the point."""
+    """The convolution of integers by shifted ones, without padding, and how many bits are behind the point."""
     low = min(0, int(exported.shift.min()))
-    shift, sign, groups = exported.shift.long() - low, exported.sign.long(), layer.groups
-    n, size = x.shape[0], x.shape[2:]
-    x = x.view(n, groups, -1, *size)
-    # [groups, C_in/groups, C_out/groups, *k]
-    if layer.transposed:
-        shift, sign = (t.unflatten(0, (groups, -1)) for t in (shift, sign))
-    else:
-        shift, sign = (t.unflatten(0, (groups, -1)).transpose(1, 2) for t in (shift, sign))
-    span = [layer.dilation[i] * (layer.kernel_size[i] - 1) + 1 for i in range(len(size))]
-    if layer.transposed:
-        out = [(m - 1) * s + e for m, s, e in zip(size, layer.stride, span, strict=True)]
-    else:
-        out = [(m - e) // s + 1 for m, s, e in zip(size, layer.stride, span, strict=True)]
-    total = torch.zeros(n, groups, shift.shape[2], *out, dtype=torch.int64)
-    for offset in itertools.product(*map(range, layer.kernel_size)):
-        steps = zip(offset, layer.dilation, layer.stride, out if not layer.transposed else size, strict=True)
-        at = tuple(slice(o * d, o * d + s * (m - 1) + 1, s) for o, d, s, m in steps)
-        weights = [t[(..., *offset)][(..., *[None] * len(size))] for t in (shift, sign)]
-        if layer.transposed:
-            total[(..., *at)] += multiply(x[:, :, :, None], *weights).sum(2)
-        else:
-            total += multiply(x[(..., *at)][:, :, :, None], *weights).sum(2)
-    total = total.flatten(1, 2)
+    weight = torch.bitwise_left_shift(exported.sign.long(), exported.shift.long() - low)
+    function = getattr(torch.nn.functional, f"conv{'_transpose' * layer.transposed}{x.dim() - 2}d")
+    total = function(x, weight, stride=layer.stride, dilation=layer.dilation, groups=layer.groups)
     if layer.transposed:
         total = total[(..., *(slice(p, -p or None) for p in layer.padding))]
     if exported.bias is not None:
-        total = total + torch.bitwise_left_shift(exported.bias, -low).view(-1, *[1] * len(size))
+        total = total + torch.bitwise_left_shift(exported.bias, -low).view(-1, *[1] * (x.dim() - 2))
     return total, exported.fraction_bits - low
 
 

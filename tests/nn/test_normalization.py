@@ -1,4 +1,4 @@
-"""Batch normalization modules: torch's semantics to the letter, its results up to rounding, and who computes a call."""
+"""Batch and instance normalization: torch's semantics, its results up to rounding, and who computes a call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
 from convgrad.backends.native_norm import LEAST_NORM
-from tests.copies import copies
 from tests.norms import NEEDS_KERNELS, watch
 
 pytestmark = [NEEDS_KERNELS, pytest.mark.usefixtures("small_norms", "nothing_compiled")]
@@ -32,14 +31,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 BOTH = ["normalize", "normalization_gradients"]
 
 
-def pair(d: int = 2, channels: int = 6, **options: Any) -> tuple[Any, Any]:
-    theirs = getattr(nn, f"BatchNorm{d}d")(channels, **options)
-    if theirs.affine:
-        nn.init.normal_(theirs.weight)
-        nn.init.normal_(theirs.bias)
-    ours = getattr(convgrad.nn, f"BatchNorm{d}d")(channels, **options)
+def pair(kind: str = "Batch", d: int = 2, channels: int = 6, affine: bool = True, **options: Any) -> tuple[Any, Any]:
+    theirs = getattr(nn, f"{kind}Norm{d}d")(channels, affine=affine, **options)
+    for p in theirs.parameters():
+        nn.init.normal_(p)
+    ours = getattr(convgrad.nn, f"{kind}Norm{d}d")(channels, affine=affine, **options)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
+
+
+KINDS = pytest.mark.parametrize("kind", ["Batch", "Instance"])
 
 
 def image(*shape: int, last: bool = False, **options: Any) -> Tensor:
@@ -77,9 +78,8 @@ SHAPES = [(7, 6), (3, 6, 5), (2, 6, 5, 7), (2, 6, 3, 4, 5), (4, 6, 1, 1), (1, 6,
 def test_as_in_torch(shape: tuple[int, ...], last: bool, calls: list[str]) -> None:
     if last and len(shape) < 4:
         pytest.skip("it has no channels_last")
-    ours, theirs = pair(max(1, len(shape) - 2))
     x = image(*shape, last=last)
-    agree(ours, theirs, x)
+    agree(*pair(d=max(1, len(shape) - 2)), x)
     assert calls == (2 * BOTH if x.is_contiguous() and x.dim() > 2 else [])
 
 
@@ -87,7 +87,7 @@ def test_as_in_torch(shape: tuple[int, ...], last: bool, calls: list[str]) -> No
 
 
 def activated(shape: tuple[int, ...], activation: nn.Module, **options: Any) -> tuple[Any, Any, Tensor]:
-    theirs = nn.Sequential(pair(len(shape) - 2, shape[1], **options)[1], activation)
+    theirs = nn.Sequential(pair("Batch", len(shape) - 2, shape[1], **options)[1], activation)
     ours = copy.deepcopy(theirs)
     x = image(*shape, last=True)
     convgrad.accelerate_(ours, example_inputs=x)
@@ -142,19 +142,30 @@ def test_options(options: dict[str, Any], calls: list[str]) -> None:
     assert calls == (4 if "track_running_stats" in options else 2) * BOTH  # without them the batch's are taken in eval
 
 
+@KINDS
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("wide", [False, True])
-def test_dtypes(dtype: torch.dtype, wide: bool, calls: list[str]) -> None:
+def test_dtypes(kind: str, dtype: torch.dtype, wide: bool, calls: list[str]) -> None:
     """Parameters of the input's dtype, or of float32: where they are not, torch's error is raised."""
-    ours, theirs = (m.to(torch.float32 if wide else dtype) for m in pair())
+    ours, theirs = (m.to(torch.float32 if wide else dtype) for m in pair(kind))
     x = image(2, 6, 16, 16).to(dtype)
     if wide and dtype is torch.float64:
         with pytest.raises(RuntimeError, match="mixed dtype"):
             ours(x)
         return
-    near = {} if dtype is torch.float64 else {"rtol": 2**-6 if dtype is torch.bfloat16 else 2**-9, "atol": 0.06}
-    agree(ours, theirs, x, **near)
-    assert calls == 2 * BOTH
+    exact = copy.deepcopy(theirs).double()
+    a, b = x.clone().requires_grad_(), x.double().requires_grad_()
+    y, want = ours(a), exact(b)
+    g = torch.randn_like(y)
+    found = torch.autograd.grad(y, [a, *ours.parameters()], g)
+    expected = torch.autograd.grad(want, [b, *exact.parameters()], g.double())
+    near = {torch.float64: 1e-9, torch.bfloat16: 2**-7, torch.float16: 2**-9}[dtype]
+    dtypes = [t.dtype for t in (x, x, *theirs.parameters(), *theirs.buffers())]
+    pairs = zip((y, *found, *ours.buffers()), (want, *expected, *exact.buffers()), dtypes, strict=True)
+    for one, other, like in pairs:
+        assert one.dtype is like
+        torch.testing.assert_close(one.double(), other.double(), rtol=near, atol=near)
+    assert calls == BOTH
 
 
 @pytest.mark.parametrize("needed", ["input", "weight", "bias"])
@@ -174,9 +185,10 @@ def test_only_the_gradients_that_are_needed(needed: str, monkeypatch: pytest.Mon
     assert asked == [tuple(name == needed for name in ("input", "weight", "bias"))]
 
 
-def test_gradients_in_float64_to_the_second_order() -> None:
-    module = pair(channels=3)[0].double()
-    x = image(2, 3, 2, 3, dtype=torch.float64).requires_grad_()
+@KINDS
+def test_gradients_in_float64_to_the_second_order(kind: str) -> None:
+    module = pair(kind, channels=2)[0].double()
+    x = image(2, 2, 3, 3, dtype=torch.float64).requires_grad_()
 
     def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.func.functional_call(module, {"weight": weight, "bias": bias}, (x,))
@@ -275,10 +287,16 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("how", PLAIN)
-def test_by_torch(how: str, calls: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *(("Batch", how) for how in PLAIN),
+        *(("Instance", how) for how in PLAIN if how not in ("in evaluation", "neither layout")),
+    ],
+)
+def test_by_torch(kind: str, how: str, calls: list[str]) -> None:
     transforms = ("vmap", "vmap, turned", "func.grad", "forward mode")
-    ours, theirs = pair(**({"track_running_stats": False} if how in transforms else {}))
+    ours, theirs = pair(kind, **({"track_running_stats": False} if how in transforms else {}))
     x = image(2, 6, 5, 7)
     torch.testing.assert_close(PLAIN[how](ours, x), PLAIN[how](theirs, x), rtol=0, atol=0)
     assert calls == []
@@ -307,7 +325,7 @@ def test_small_inputs_by_torch(monkeypatch: pytest.MonkeyPatch, calls: list[str]
 @pytest.mark.parametrize("shape", [(1, 6), (1, 6, 1), (2, 5, 4), (2, 6, 4, 4)], ids=str)
 def test_torchs_errors(shape: tuple[int, ...]) -> None:
     """One value a channel, another number of channels, another rank."""
-    ours, theirs = pair(1)
+    ours, theirs = pair(d=1)
     said = []
     for module in (ours, theirs):
         with pytest.raises((ValueError, RuntimeError)) as seen:
@@ -315,17 +333,6 @@ def test_torchs_errors(shape: tuple[int, ...]) -> None:
         said.append((seen.type, str(seen.value)))
     assert said[0] == said[1]
     assert ours.num_batches_tracked == theirs.num_batches_tracked
-
-
-def test_gradients_in_batches() -> None:
-    results = []
-    for module in pair(channels=2):
-        torch.manual_seed(3)
-        x = image(2, 2, 3, 3).requires_grad_()
-        y = module(x)
-        g = torch.randn(4, *y.shape)
-        results.append(torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)[0])
-    torch.testing.assert_close(*results)
 
 
 def test_autocast(calls: list[str]) -> None:
@@ -338,37 +345,22 @@ def test_autocast(calls: list[str]) -> None:
     assert calls == ["normalize"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled(backend: str, calls: list[str]) -> None:
-    ours, theirs = pair()
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("Instance", "aot_eager"),
+        pytest.param("Batch", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("Batch", "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled(kind: str, backend: str, calls: list[str]) -> None:
+    ours, theirs = pair(kind)
     torch._dynamo.reset()
     agree(torch.compile(ours, fullgraph=True, backend=backend), theirs, image(2, 6, 5, 7))
     assert calls == []
 
 
 # ---- a module like any other ---------------------------------------------------------------------
-
-
-def test_copies_and_pickles_and_text() -> None:
-    ours, theirs = pair()
-    x = image(2, 6, 5, 7)
-    want = ours(x)
-    for twin in copies(ours):
-        assert type(twin) is type(ours)
-        torch.testing.assert_close(twin(x), want)
-    assert repr(ours) == repr(theirs)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")  # torch's own, too
-def test_traced_as_torchs(calls: list[str]) -> None:
-    ours, theirs = pair()
-    x = image(2, 6, 5, 7)
-    want = theirs(x)
-    traced: Any = torch.jit.trace(ours, x, check_trace=False)
-    torch.testing.assert_close(traced(x), want)
-    assert calls == []
 
 
 def test_a_leaf_of_fx(calls: list[str]) -> None:
@@ -380,17 +372,96 @@ def test_a_leaf_of_fx(calls: list[str]) -> None:
     assert calls == ["normalize"]
 
 
-def test_hooks_see_the_gradients() -> None:
-    ours, seen = pair()[0], []
-    ours.register_full_backward_hook(lambda m, gi, go: seen.append((gi[0].shape, go[0].shape)))
-    x = image(2, 6, 5, 7).requires_grad_()
-    ours(x).sum().backward()
-    assert seen == [(x.shape, x.shape)]
+# ---- instances ------------------------------------------------------------------------------------
+
+OF_INSTANCES = [(2, 6, 50), (6, 50), (2, 6, 5, 7), (6, 5, 7), (1, 6, 5, 7), (2, 6, 3, 4, 5), (6, 3, 4, 5), (3, 1, 5, 7)]
 
 
-def test_checkpointed() -> None:
-    ours, theirs = pair(track_running_stats=False)
+@pytest.mark.parametrize("shape", OF_INSTANCES, ids=str)
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_instances_as_in_torch(shape: tuple[int, ...], affine: bool, training: bool, calls: list[str]) -> None:
+    d = {50: 1, 7: 2}.get(shape[-1], 3)
+    ours, theirs = (m.train(training) for m in pair("Instance", d, shape[-1 - d], affine))
+    agree(ours, theirs, image(*shape))
+    assert calls == 2 * BOTH
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 7), (2, 6, 3, 4, 5)], ids=str)
+def test_instances_in_channels_last(shape: tuple[int, ...], calls: list[str]) -> None:
+    """The result is contiguous, as torch's is."""
+    agree(*pair("Instance", len(shape) - 2), image(*shape, last=True))
+    assert calls == 2 * BOTH
+
+
+def test_one_image_in_channels_last_whose_gradient_is_wrong_in_torch(calls: list[str]) -> None:
+    ours, theirs = pair("Instance")
+    x, g = image(1, 6, 5, 7, last=True), image(1, 6, 5, 7, last=True)
+    a, b = x.clone().requires_grad_(), x.double().contiguous().requires_grad_()
+    ours(a).backward(g)
+    theirs.double()(b).backward(g.double().contiguous())
+    assert a.grad is not None
+    torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-4, atol=1e-4)
+    assert calls == BOTH
+
+
+class Calls(nn.InstanceNorm2d):
+    """A layer of a user's, as timm has them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = F.instance_norm(input, weight=self.weight, bias=self.bias, eps=self.eps)
+        return F.relu(x, inplace=True)
+
+
+NETS = {
+    "modules": lambda: nn.Sequential(nn.InstanceNorm2d(6, affine=True), nn.ReLU()),
+    "without parameters": lambda: nn.Sequential(nn.InstanceNorm2d(6), nn.SiLU(inplace=True)),
+    "functions": lambda: Calls(6, affine=True),
+}
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("last", [False, True])
+def test_activations_are_joined(net: str, last: bool, calls: list[str]) -> None:
+    theirs = NETS[net]()
+    ours = copy.deepcopy(theirs)
+    x = image(2, 6, 5, 7, last=last)
+    report = convgrad.accelerate_(ours)
+    agree(ours, theirs, x)
+    assert calls == 2 * BOTH
+    y: Any = ours(x.requires_grad_())
+    assert type(y) is Tensor
+    assert "Normalization" in str(y.grad_fn)  # what activates it is no node of its own
+    report.restore()
+    assert [type(m) for m in ours.modules()] == [type(m) for m in theirs.modules()]
+
+
+def test_an_activation_in_place_copies_nothing(calls: list[str]) -> None:
+    ours = pair("Instance")[0]
+    y = ours(image(2, 6, 5, 7).requires_grad_()).mul_(2)
+    with torch._C.DisableTorchFunctionSubclass():
+        assert y.read().grad_fn.name() == "MulBackward0"  # of torch's own, a view, it is CopySlices
+    assert calls == ["normalize"]
+
+
+def test_running_statistics_of_instances_are_torchs(calls: list[str]) -> None:
+    ours, theirs = pair("Instance", track_running_stats=True)
     x = image(2, 6, 5, 7)
-    checkpoint(ours, x, use_reentrant=False).square().sum().backward()
-    theirs(x).square().sum().backward()
-    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert calls == []
+    model = nn.Sequential(nn.InstanceNorm2d(6), nn.InstanceNorm2d(6, track_running_stats=True), nn.InstanceNorm2d(6))
+    report = convgrad.accelerate_(model)
+    assert report.left == {"1": "convgrad keeps no running statistics of instances"}
+    assert "0 of 0 convolutions replaced, 2 of 3 normalizations" in report.summary
+
+
+def test_torchs_errors_and_warnings_of_instances() -> None:
+    for module in pair("Instance"):
+        with pytest.raises(ValueError, match="expected input's size at dim=1"):
+            module(torch.randn(2, 7, 5, 7))
+        with pytest.raises(ValueError, match="expected 3D or 4D"):
+            module(torch.randn(2, 6, 5, 7, 8))
+    for module in pair("Instance", affine=False):
+        with pytest.warns(UserWarning, match="does not match num_features"):
+            module(torch.randn(2, 7, 5, 7))
