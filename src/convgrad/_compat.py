@@ -27,9 +27,16 @@ _C: Any = torch._C
 _prims: Any = _prims_common
 
 
-#: Every lock of `lock_over_forks`, and those that are held for a fork, which may begin while another lock is made.
+class _Held(threading.local):
+    """The locks that a thread holds for its fork, which may begin while another lock is made, or another thread's."""
+
+    def __init__(self) -> None:
+        self.locks: list[Any] = []
+
+
+#: Every lock of `lock_over_forks`.
 _locks: list[Any] = []
-_locked: list[Any] = []
+_held = _Held()
 
 
 def lock_over_forks() -> Any:
@@ -45,7 +52,7 @@ def _before_fork() -> None:
         for lock in [*_locks]:
             if not lock.acquire(blocking=False):
                 break
-            _locked.append(lock)
+            _held.locks.append(lock)
         else:
             return
         _after_fork()
@@ -53,8 +60,8 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    while _locked:
-        _locked.pop().release()
+    while _held.locks:
+        _held.locks.pop().release()
 
 
 if hasattr(os, "register_at_fork"):

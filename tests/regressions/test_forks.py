@@ -110,6 +110,27 @@ def test_a_fork_while_another_thread_holds_a_lock(which: str) -> None:
     assert worker.exitcode == 0
 
 
+def test_threads_that_fork_at_the_same_time() -> None:
+    program = """
+import multiprocessing, threading
+import convgrad._compat
+
+def work():
+    for _ in range(15):
+        process = multiprocessing.get_context("fork").Process(target=int)
+        process.start()
+        process.join()
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+for lock in convgrad._compat._locks:  # none is held by a thread that has ended
+    assert lock.acquire(timeout=5)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    assert not subprocess.run(command, stderr=subprocess.PIPE, check=True, timeout=60).stderr
+
+
 def test_a_child_of_a_process_that_measures_may_measure() -> None:
     measurer._state.busy = True
     try:
