@@ -118,6 +118,7 @@ def build_library(cxx: list[str], target: Path) -> None:
         # The way into PyTorch's operators throws what Python raised, so it has exceptions.
         way_in = Path(folder, "aten.o")
         exceptions = [flag for flag in FLAGS if flag not in ("-fno-exceptions", "-fno-rtti")]
+        exceptions += ["-fno-sized-deallocation"]  # else it would need a C++ library of 2015 or later
         run([*cxx, *exceptions, "-c", str(SOURCES / "aten" / "convolution.cpp"), "-o", str(way_in)])
         linked = Path(folder, "library")
         # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/vectors/parallel.h.

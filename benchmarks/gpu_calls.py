@@ -372,7 +372,7 @@ def verdicts(text: str, device: str) -> dict[str, str]:
         [("forward",), SWEEP] if problem.depthwise else [("forward",), ("grad_input",), ("grad_weight",)]
     )
     for outputs in calls:
-        plan = plan_for(problem, outputs, where, now=True)
+        plan = plan_for(problem, outputs, where)
         if outputs == SWEEP:
             plan.gradients(given["grad_output"], given["input"], given["weight"])
         else:

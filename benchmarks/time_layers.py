@@ -169,8 +169,9 @@ def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
     return found
 
 
-def _results(call: Callable[[], list[Any]]) -> list[Tensor]:
-    return [t for result in call() for t in (result if isinstance(result, tuple) else (result,))]
+def _results(call: Callable[[], Any]) -> list[Tensor]:
+    result = call()
+    return [result] if isinstance(result, Tensor) else [t for t in result if t is not None]
 
 
 def _same(mine: Tensor, theirs: Tensor) -> bool:

@@ -1,6 +1,5 @@
 // The exported functions: plans are made by the instruction set chosen when the library is loaded, and run in scratch
 // memory of the calling thread.
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,18 +9,6 @@
 #include "vectors/kept_plan.h"
 
 #define CONVGRAD_EXPORT extern "C" __attribute__((visibility("default")))
-
-// glibc 2.34 moved these functions into libc and gave them its number; under the old one every system has them.
-#if defined(__GLIBC__) && defined(__x86_64__)
-#define CONVGRAD_OLDEST "@GLIBC_2.2.5"
-#elif defined(__GLIBC__) && defined(__aarch64__)
-#define CONVGRAD_OLDEST "@GLIBC_2.17"
-#endif
-#ifdef CONVGRAD_OLDEST
-asm(".symver pthread_key_create, pthread_key_create" CONVGRAD_OLDEST);
-asm(".symver pthread_getspecific, pthread_getspecific" CONVGRAD_OLDEST);
-asm(".symver pthread_setspecific, pthread_setspecific" CONVGRAD_OLDEST);
-#endif
 
 typedef void Make(const convgrad_problem&, void* memory);
 // The functions of variant.cpp for an instruction set.
@@ -38,7 +25,7 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  Make *make[2], *winograd[2];  // by float's arithmetic, by double's
+  Make *make[2], *winograd[2];  // for float's arithmetic, for double's
   Normalize* normalize[2];
 };
 
@@ -76,7 +63,7 @@ const InstructionSet instruction_sets[] = {
 #endif
 };
 
-// The best one of a name, or of any.
+// Returns the best supported set, or the best one of this name; null if there is none.
 const InstructionSet* find(const char* name = nullptr) {
   for (const InstructionSet& set : instruction_sets)
     if ((!name || strcmp(set.name, name) == 0) && set.supported()) return &set;
@@ -87,21 +74,20 @@ std::atomic<const InstructionSet*> selected{find()};
 bool is_winograd(const char* name) { return strcmp(name, "winograd") == 0; }
 const pid_t loaded_in = getpid();
 
-// The most scratch memory that a thread keeps between two calls.
+// Bytes of scratch memory that a thread keeps between two calls, at most.
 #if defined(CONVGRAD_KEPT_BYTES)  // tests keep none: then a sanitizer sees where a call's memory ends
 constexpr int64_t kKeptBytes = CONVGRAD_KEPT_BYTES;
 #else
 constexpr int64_t kKeptBytes = 16 << 20;
 #endif
 
-// What a thread keeps begins with its size. It is freed when the thread ends; thread_local objects would do that, too,
-// but with the help of a C++ library, which nothing else here needs.
+// Scratch memory that a thread keeps, and frees when it ends.
 struct Kept {
-  int64_t bytes;  // behind this line
+  char* memory;
+  int64_t bytes;
+  ~Kept() { free(memory); }
 };
-constexpr int64_t kLine = 64;
-pthread_key_t key;
-const bool has_key = pthread_key_create(&key, free) == 0;
+thread_local Kept kept = {nullptr, 0};
 
 const KeptPlan& content(const convgrad_plan* plan) { return *reinterpret_cast<const KeptPlan*>(plan); }
 
@@ -137,16 +123,17 @@ CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { retu
 CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* made, const convgrad_tensors* tensors) {
   const KeptPlan& plan = content(made);
   // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
-  Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
-  if (kept) pthread_setspecific(key, nullptr);
-  if (!kept || kept->bytes < plan.bytes) {
-    free(kept);
-    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + plan.bytes)));
-    if (!kept) return 1;
-    kept->bytes = plan.bytes;
+  char* memory = kept.memory;
+  int64_t bytes = kept.bytes;
+  kept.memory = nullptr, kept.bytes = 0;
+  if (bytes < plan.bytes) {
+    free(memory);
+    bytes = plan.bytes, memory = static_cast<char*>(aligned_alloc(64, static_cast<size_t>(bytes)));
+    if (!memory) return 1;
   }
-  plan.run(plan, *tensors, reinterpret_cast<char*>(kept) + kLine, threads_here(plan.threads));
-  if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
+  plan.run(plan, *tensors, memory, threads_here(plan.threads));
+  if (bytes > kKeptBytes || kept.memory) return free(memory), 0;
+  kept.memory = memory, kept.bytes = bytes;
   return 0;
 }
 

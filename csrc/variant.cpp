@@ -75,7 +75,7 @@ void CONVGRAD_NAMED(convgrad_plan_make, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(c
   with_storage<T>(q.dtype, [&](auto element) { make<decltype(element), T>(q, at); });
 }
 
-// Of Winograd's algorithm where the problem is one for it; else of the ordinary kernels.
+// Makes a plan of Winograd's algorithm where the problem is one for it, else one of the ordinary kernels.
 void CONVGRAD_NAMED(convgrad_plan_make_winograd, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q,
                                                                                         void* at) {
   typedef CONVGRAD_ARITHMETIC T;

@@ -9,8 +9,8 @@
 
 void convgrad_plan_make_v4_float(const convgrad_problem&, void* memory);
 
-// Whether the processor has what this file is compiled for, and Linux gives the process the tiles, which it does on
-// request.
+// Returns whether the processor has the instructions that this file is compiled for and Linux, when asked, lets the
+// process use the tiles.
 bool convgrad_amx_allowed() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kVbmi2 = 1u << 6, kAvx512Bf16 = 1u << 5;
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -20,7 +20,7 @@ bool convgrad_amx_allowed() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-// Of AMX where the problem is one for it; else of the ordinary kernels.
+// Makes a plan of AMX where the problem is one for it, else one of the ordinary kernels.
 void convgrad_plan_make_amx_float(const convgrad_problem& q, void* memory) {
   const auto ordinary = convgrad_plan_make_v4_float;
   if (!ProductPlan::takes(q) || q.dtype != CONVGRAD_FLOAT32) return ordinary(q, memory);

@@ -72,8 +72,8 @@ class AmxDense : ProductCall<AmxDensePlan> {
       box.range[d] = share(d ? p.reach[d - 1].positions(0) : p.images, i % p.boxes[d], p.boxes[d]);
     return box;
   }
-  // Where the positions of a box lie in a tensor of so many channels, or -1: `where(d, q)` for position q of the box.
-  // Behind them -1 up to `end`.
+  // Writes where the positions of a box lie in a tensor, or -1, and then -1 up to `end`. `where(d, q)` is the place of
+  // position q of the box in dimension d.
   template <class Where>
   void find_places(const Box& box, int64_t channels, const int64_t (&size)[3], const Where& where, int64_t* at,
                    int64_t* end) const {
@@ -102,8 +102,8 @@ class AmxDense : ProductCall<AmxDensePlan> {
       find_places(box, p.sources * p.groups, size, where, to + slot * p.pitch(), to + behind);
     }
   }
-  // Of the results, for which grad_weight takes grad_output; the first position of each run of so many that has some of
-  // them, an even one.
+  // Finds where the results of a class lie (for grad_weight, grad_output). Returns how many runs of `width` positions
+  // have some of them, and writes the first position of each, an even one, to `starts`.
   int64_t find_targets(const Box& box, const int64_t* c, int64_t width, int64_t* to, int64_t* starts) const {
     const Reach* r = p.reach;
     const int64_t size[3] = {r[0].results(), r[1].results(), r[2].results()};
@@ -126,7 +126,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
   // ---- forward and grad_input ----
 
   uint16_t* packed_weight(int64_t panel) const { return p.weight.in(memory_) + panel * p.taps * p.steps * kParts; }
-  // A panel of the results' channels: [class][step][tap].
+  // Packs a panel of the results' channels as [class][step][tap].
   void pack_weight(char* own, int64_t panel, uint16_t* to) {
     const int64_t group = panel / p.result_panels(), row = panel % p.result_panels() * kEdge;
     const int64_t rows = least(kEdge, p.results - row), inputs = p.backward ? p.results : p.sources;
@@ -174,7 +174,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
     });
     note(largest.infinite());
   }
-  // The elements of `rows` kernels, to lines of `line` kernels.
+  // Transposes the elements of `rows` kernels into lines of `line` kernels.
   void transpose_rows(const float* from, int64_t rows, float* to, int64_t line) const {
     for (int64_t i = 0; i < rows; i += kEdge)
       for (int64_t tap = 0; tap < p.taps; ++tap) {
@@ -203,7 +203,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
     note(largest.infinite());
   }
 
-  // Some channels of the results in a box.
+  // Computes some channels of the results in a box.
   void compute(char* own, int64_t item) {
     const int64_t group = item % p.groups, first_panel = group * p.result_panels();
     const Range panels = share(p.result_panels(), item / p.groups % p.parts, p.parts);
@@ -254,7 +254,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
 
   // ---- grad_weight ----
 
-  // Grad_output in steps: [panel][step].
+  // Packs grad_output in steps as [panel][step].
   void pack_outputs(uint16_t* to, int64_t group, const int64_t* targets, const int64_t* starts, int64_t steps) {
     const int64_t channel = p.channels_last ? 1 : p.result_pixels();
     const float* const from = static_cast<const float*>(t.grad_output) + group * p.results * channel;
@@ -271,8 +271,8 @@ class AmxDense : ProductCall<AmxDensePlan> {
     }
     note(largest.infinite());
   }
-  // A panel of the input: [parity][part][slot and pair of positions][16 channels], pairs from an even and from an odd
-  // position on.
+  // Packs a panel of the input as [parity][part][slot and pair of positions][16 channels]: pairs that begin with an
+  // even position, then pairs that begin with an odd one.
   void pack_channels(uint16_t* to, int64_t group, int64_t panel, const int64_t* places) {
     const int64_t channel = p.channels_last ? 1 : p.source_pixels(), row = group * p.sources + panel * kEdge;
     const int64_t part = p.packed() * kEdge, channels = p.sources - panel * kEdge;
@@ -289,7 +289,7 @@ class AmxDense : ProductCall<AmxDensePlan> {
     note(largest.infinite());
   }
 
-  // The sums over some boxes, of some channels of the input.
+  // Adds up some boxes, for some channels of the input.
   void sum_weight(char* own, int64_t item) {
     const int64_t group = item % p.groups, segment = item / p.groups / p.parts, sources = p.source_panels();
     const Range pairs = share(ceil_div(sources, 2), item / p.groups % p.parts, p.parts);
@@ -326,12 +326,12 @@ class AmxDense : ProductCall<AmxDensePlan> {
       }
     }
   }
-  // Where the weights of 16 input channels lie, but in channels_last.
+  // Returns the offsets of the weights of 16 input channels in contiguous layout.
   __m512i apart() const {
     return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
                               _mm512_set1_epi32(int(p.taps)));
   }
-  // The sums of a panel of output channels, to where their weights lie.
+  // Stores the sums of a panel of output channels in grad_weight.
   void store_weight(int64_t panel) {
     const int64_t group = panel / p.result_panels(), r = panel % p.result_panels() * kEdge;
     const int64_t row = p.source_panels() * kEdge, all = p.groups * p.group_sums();

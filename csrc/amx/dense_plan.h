@@ -1,4 +1,4 @@
-// How a convolution with many channels is cut up for AMX: what its kernel elements read, boxes of positions, memory.
+// Cuts a convolution with many channels up for AMX: what its kernel elements read, boxes of positions, memory.
 // Integers only.
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace {
 
-constexpr int64_t kBoxBytes = 3 << 19;       // of a box, for the second-level cache
-constexpr int64_t kMostSumsBytes = 8 << 20;  // of grad_weight that all threads together may add up for themselves
-constexpr int64_t kPositionsAhead = 32;      // between what is packed and what is prefetched
-constexpr int64_t kMostElements = 1 << 24;   // of a weight
-constexpr int64_t kMostBytes = 1 << 26;      // of a box of one position
+constexpr int64_t kBoxBytes = 3 << 19;       // bytes of a packed box, for the second-level cache
+constexpr int64_t kMostSumsBytes = 8 << 20;  // bytes of all threads' own sums for grad_weight
+constexpr int64_t kPositionsAhead = 32;      // positions from the one that is packed to the one that is prefetched
+constexpr int64_t kMostElements = 1 << 24;   // elements of a packed weight, beyond which AMX is not used
+constexpr int64_t kMostBytes = 1 << 26;      // bytes of a packed box, likewise
 
 // One spatial dimension: which positions of the results there are, and what they read of the source.
 struct Reach {
@@ -25,7 +25,7 @@ struct Reach {
   int64_t classes() const { return backward ? axis.stride : 1; }
   int64_t results() const { return backward ? axis.input : axis.output; }
   int64_t sources() const { return backward ? axis.output : axis.input; }
-  // Of a class: its positions are those of the results from `c` on, every stride-th.
+  // The positions of class `c` are every stride-th one of the results, from `c` on.
   int64_t positions(int64_t c) const { return backward ? ceil_div(axis.input - c, axis.stride) : axis.output; }
   int64_t result(int64_t c, int64_t q) const { return backward ? c + q * axis.stride : q; }
   int64_t taps(int64_t c) const { return backward ? axis.backward_reach(axis.remainder(c)).count : axis.kernel; }
@@ -34,7 +34,7 @@ struct Reach {
     const TapRange r = axis.backward_reach(axis.remainder(c));
     return {r.first + i * r.step, 0, axis.quotient(c) + r.offset + i * r.offset_step};
   }
-  // Position q of a slot in the source.
+  // Returns where position q of a slot is in the source.
   int64_t source(int64_t slot, int64_t q) const {
     return backward ? q : q * axis.stride + (each_has_its_own() ? remainder(slot) : slot);
   }
@@ -55,18 +55,18 @@ struct Reach {
 struct AmxDensePlan : ProductPlan {
   bool packs_in_items;  // each thread packs the weights that an item needs, in the item
   Reach reach[3];
-  int64_t box[4], boxes[4];  // images and positions of a box; how many boxes
+  int64_t box[4], boxes[4];  // images and positions of a box; number of boxes
   int64_t taps, slots, steps;
-  int64_t parts, segments;  // of the results' channels (grad_weight: of the input's), and of the boxes
-  Array<float> start, partial;    // of all threads
-  Array<uint16_t> weight;         // of all threads, or of each that packs in its items
-  Array<float> transposed;            // of each, and so are the following
+  int64_t parts, segments;  // pieces of the results' channels (grad_weight: of the input's) and of the boxes
+  Array<float> start, partial;  // shared
+  Array<uint16_t> weight;       // shared, or each thread's where it packs in its items
+  Array<float> transposed;      // each thread's, as are the following
   Array<uint16_t> source, outer;
   Array<int64_t> places, targets, starts, steps_at;
 
   int64_t extent(int d) const { return box[d + 1] + reach[d].high - reach[d].low; }
   int64_t box_positions() const { return box[0] * extent(0) * extent(1) * extent(2); }
-  int64_t pitch() const { return round_up(box_positions(), 2); }  // of a slot
+  int64_t pitch() const { return round_up(box_positions(), 2); }  // positions from slot to slot
   // Positions of all slots, and a step behind them that is read. An odd number of lines.
   int64_t packed() const { return (ceil_div(slots * pitch() + kStep + kEdge, kStep) | 1) * kStep; }
   int64_t target_places() const { return pitch() + kStep + kEdge; }
@@ -74,17 +74,17 @@ struct AmxDensePlan : ProductPlan {
   int64_t result_panels() const { return ceil_div(results, kEdge); }
   int64_t parities() const { return taps > 1 ? 2 : 1; }
   int64_t outer_elements() const { return ceil_div(box_positions(), kStep) * result_panels() * kParts; }
-  int64_t channels_elements() const { return parities() * packed() * kEdge * 3; }  // of a panel of the packed input
+  int64_t channels_elements() const { return parities() * packed() * kEdge * 3; }  // of a packed panel of input
   int64_t group_sums() const { return taps * source_panels() * result_panels() * kEdge * kEdge; }
   int64_t all_boxes() const { return boxes[0] * boxes[1] * boxes[2] * boxes[3]; }
   int64_t source_pixels() const { return reach[0].sources() * reach[1].sources() * reach[2].sources(); }
   int64_t result_pixels() const { return reach[0].results() * reach[1].results() * reach[2].results(); }
-  // Whether memory for it is in proportion.
+  // Returns whether the memory that it needs is in proportion to the problem.
   bool fits(const convgrad_problem& q) const {
     const int64_t elements = groups * taps * result_panels() * kEdge * most(steps * kStep, source_panels() * kEdge);
     return q.padding_mode == CONVGRAD_ZEROS && elements <= kMostElements && work_bytes() <= kMostBytes;
   }
-  // Bytes of a thread's scratch memory for a box.
+  // Returns the bytes of a thread's scratch memory for a box.
   int64_t work_bytes() const {
     const int64_t source = sums ? 2 * channels_elements() : packed() * steps * kStep * 3;
     return 2 * (source + (sums ? outer_elements() : 0));
@@ -109,18 +109,18 @@ inline AmxDensePlan make_amx_dense_plan(const convgrad_problem& q) {
   }
   int64_t size[4];
   for (int d = 0; d < 4; ++d) size[d] = p.box[d];
-  // Where one box holds all positions, the threads share out the channels of the results instead.
+  // If one box holds all positions, the threads share out the channels of the results instead.
   const bool one_class = p.reach[0].classes() * p.reach[1].classes() * p.reach[2].classes() == 1;
   const bool enough = p.groups * p.result_panels() >= 2 * q.threads;
   p.packs_in_items = !p.sums && one_class && enough && p.work_bytes() <= kBoxBytes;
-  // Else boxes are halved until they fit into the cache, and until each thread has one.
+  // Otherwise boxes are halved until they fit into the cache and each thread has one.
   auto too_large = [&] {
     for (int d = 0; d < 4; ++d) p.boxes[d] = ceil_div(size[d], p.box[d]);
     return p.work_bytes() > kBoxBytes || (!p.packs_in_items && p.groups * p.all_boxes() < q.threads);
   };
   for (int d = 0; d < 4; ++d)
     while (too_large() && p.box[d] > 1) p.box[d] = ceil_div(p.box[d], 2);
-  int outermost = 0;  // along which all threads get as many
+  int outermost = 0;  // dimension along which all threads get the same number of boxes
   while (outermost < 3 && size[outermost] == 1) ++outermost;
   for (int d = 0; d < 4; ++d) {
     p.boxes[d] = ceil_div(size[d], p.box[d]);

@@ -9,7 +9,7 @@
 
 namespace {
 
-// Where each of 16 positions lies, or -1 for a zero.
+// The offsets of 16 positions, -1 for a zero.
 class Lanes {
  public:
   Lanes(const int64_t* at, bool channels_last) : at_(at) {
@@ -47,7 +47,7 @@ class Lanes {
   }
 
  private:
-  static constexpr int kMostRuns = 4;  // of positions that follow one another; with more, the elements are gathered
+  static constexpr int kMostRuns = 4;  // runs of consecutive positions; with more, the elements are gathered
   const int64_t* at_;
   __mmask16 there_ = 0;
   int runs_ = 0;
@@ -59,8 +59,8 @@ class Lanes {
 
 using Square = Vec<float, 16>[16];
 
-// 16 positions of up to 16 channels, whose values lie `channel` apart (1: in channels_last): rows of positions or of
-// channels. What `ahead` positions later lies there is prefetched.
+// Loads 16 positions of up to 16 channels, which lie `channel` elements apart (1: channels_last), as rows of positions
+// or of channels. The positions that are `ahead` further on are prefetched.
 inline void load_square(Square& v, bool position_rows, const Lanes& x, const float* from, int64_t channels,
                         int64_t channel, int64_t ahead) {
   if (channel == 1) {
@@ -79,8 +79,8 @@ inline void load_square(Square& v, bool position_rows, const Lanes& x, const flo
   if (position_rows != (channel == 1)) transpose<float, 16>(v);
 }
 
-// 16 lines of 16 elements, `line` apart; only so many of them exist, and so many elements of each. The memory of what is
-// packed soon is prefetched.
+// Loads 16 lines of 16 elements, `line` elements apart, of which only `lines` and `elements` exist. The lines from
+// `soon` on are prefetched.
 inline void load_lines(Square& v, const float* from, const float* soon, int64_t line, int64_t lines, int64_t elements) {
   const __mmask16 there = first(elements);
   UNROLL for (int l = 0; l < 16; ++l) {
@@ -89,7 +89,7 @@ inline void load_lines(Square& v, const float* from, const float* soon, int64_t 
   }
 }
 
-// For the left side: 16 rows of 32 k, `row` elements apart.
+// Packs 16 rows of 32 k, `row` elements apart, for the left side of a product.
 inline void pack_left(uint16_t* to, int64_t row, int64_t part, Square& low, Square& high, Largest& largest) {
   auto wide = [](__m256i half) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)); };
 #pragma GCC unroll 4
@@ -107,8 +107,8 @@ inline void pack_left(uint16_t* to, int64_t row, int64_t part, Square& low, Squa
   }
 }
 
-// For the right side: 16 columns of 32 k, which are the rows of two squares, in pairs. Where there is an `odd` place,
-// the pairs that begin with an odd k are written there, too, the first of them one in front.
+// Packs 16 columns of 32 k, which are the rows of two squares, in pairs, for the right side of a product. The pairs
+// that begin with an odd k are also written to `odd`, if it is given, the first of them one line before it.
 inline void pack_right(uint16_t* to, int64_t part, Square& low, Square& high, Largest& largest, uint16_t* odd = nullptr,
                        __m512i* last = nullptr) {
   __m512i before[3] = {};

@@ -20,16 +20,16 @@
 
 namespace {
 
-constexpr int64_t kAhead = 3;              // pieces between what is packed and what is prefetched
-constexpr int64_t kMostSteps = 16;         // that are packed at once
-constexpr int64_t kMostPanels = 64;        // of pixels, for which the weight is packed once
-constexpr int64_t kInnerBytes = 3 << 19;   // of the inner operand
-// Where the weight is packed beforehand: the most steps and panels of pixels that are multiplied at once, and the bytes
-// of both; and of the weight.
+constexpr int64_t kAhead = 3;              // pieces from the one that is packed to the one that is prefetched
+constexpr int64_t kMostSteps = 16;         // steps that are packed at once
+constexpr int64_t kMostPanels = 64;        // panels of pixels that share a packed weight
+constexpr int64_t kInnerBytes = 3 << 19;   // bytes of the packed inner operand, for the second-level cache
+// Limits where the weight is packed beforehand: the steps and the panels of pixels that are multiplied at once, the
+// bytes of such a piece, and those of the weight.
 constexpr int64_t kCachedSteps = 32, kCachedPanels = 32, kCachedBytes = 1 << 20, kMostWeight = 1 << 25;
-constexpr int64_t kFewSums = 1 << 18;      // bytes of grad_weight that each thread may add up for itself
+constexpr int64_t kFewSums = 1 << 18;      // bytes of grad_weight up to which each thread has sums of its own
 
-// A step of 32 k of a panel, wherever it lies.
+// A step of 32 k of a panel, as stored in the tensor.
 struct Piece {
   const float* at;
   int64_t rows, terms;
@@ -38,11 +38,11 @@ struct Piece {
 // ---- the plan ----
 
 struct AmxPointwisePlan : ProductPlan {
-  int64_t pixels;            // of an image; in channels_last one image has all
-  int64_t steps, chunk;      // of k, and how many of them are packed at once
-  int64_t segments, parts;   // of the pixels, and of the outer operand's panels: one of each is an item
-  Array<uint16_t> inner, outer;  // of each thread
-  Array<uint16_t> weight;        // of all, where it is packed beforehand
+  int64_t pixels;            // pixels of an image; in channels_last one image has all of them
+  int64_t steps, chunk;      // all steps of k, and those that are packed at once
+  int64_t segments, parts;   // pieces of the pixels and of the outer operand's panels: one of each is an item
+  Array<uint16_t> inner, outer;  // each thread's
+  Array<uint16_t> weight;        // shared, where it is packed beforehand
   Array<float> start, partial;
 
   int64_t image_steps() const { return ceil_div(pixels, kStep); }
@@ -54,7 +54,7 @@ struct AmxPointwisePlan : ProductPlan {
   int64_t all_sums() const { return sources * results; }
 };
 
-// So many steps of `panels` fit into the cache.
+// Returns how many steps of so many panels fit into the cache.
 inline int64_t cached_steps(int64_t panels) {
   return most(4, least(kMostSteps, kInnerBytes / (panels * kStepBytes)));
 }
@@ -121,7 +121,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
     for (int64_t k = steps.low; k < steps.high; k += p.chunk) body(Range{k, least(steps.high, k + p.chunk)});
   }
 
-  // Some panels of an operand, in the order in which they lie: each has `steps`, one behind the other. Its k lies along
+  // Packs panels of an operand in the order of memory; the steps of a panel follow one another. Either its k lies along
   // its lines, or a line holds one k of all rows (columns).
   template <class At>
   void pack(uint16_t* to, Range panels, Range steps, bool left, bool along, int64_t line, const At& at) {
@@ -151,7 +151,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
       return Piece{weight + at, p.results - row, p.sources - term};
     });
   }
-  // Panels of pixels, k are channels.
+  // Packs panels of pixels; k counts channels.
   void pack_pixels(uint16_t* to, Range panels, Range steps) {
     const float* const tensor = static_cast<const float*>(p.backward ? t.grad_output : t.input);
     const bool along = p.channels_last;
@@ -161,7 +161,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
       return Piece{tensor + image * p.sources * p.pixels + at, p.pixels - pixel, p.sources - term};
     });
   }
-  // Panels of channels, k are pixels.
+  // Packs panels of channels; k counts pixels.
   void pack_channels(uint16_t* to, Range panels, Range steps, bool left) {
     const float* const tensor = static_cast<const float*>(left ? t.grad_output : t.input);
     const int64_t all = left ? p.results : p.sources;
@@ -177,7 +177,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
     fill_start(panels);
     if (weight_) pack_weight(weight_ + panels.low * p.steps * kParts, panels, {0, p.steps});
   }
-  // What results begin with: the bias, of every pixel's channels or of a channel's pixels.
+  // Sets what sums start from: the bias, for each channel or for each pixel of a channel.
   void fill_start(Range panels) {
     const float* bias = static_cast<const float*>(t.bias);
     const int64_t times = p.channels_last ? 1 : kEdge;
@@ -185,7 +185,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
       for (int64_t i = 0; i < times; ++i) start_[r * times + i] = bias && r < p.results ? bias[r] : 0;
   }
 
-  // The product of an inner operand that is packed and an outer one, of which `outer(panels)` gives one or two.
+  // Multiplies a packed inner operand by an outer one, of which `outer(panels)` returns one or two packed panels.
   template <class Outer, class Start, class Results>
   void multiply_panels(Range outers, const Outer& outer, int64_t outer_panel, const uint16_t* inner, Range inners,
                        int64_t steps, const Start* start, const Results& results) {
@@ -206,7 +206,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
     }
   }
 
-  // Some results of some pixels.
+  // Computes some results of some pixels.
   void compute(char* own, int64_t item) {
     const Range pixels = share(p.inners(), item / p.parts, p.segments);
     const Range outers = share(p.outers(), item % p.parts, p.parts);
@@ -234,7 +234,7 @@ class AmxPointwise : ProductCall<AmxPointwisePlan> {
     });
   }
 
-  // Sums of some pixels, or some of the sums.
+  // Adds up some pixels for all of grad_weight, or all pixels for some of it.
   void sum_weight(char* own, int64_t item, float* partial) {
     const Range inners = {0, p.inners()}, outers = share(p.outers(), item % p.parts, p.parts);
     const Range steps = share(p.steps, item / p.parts, p.segments);

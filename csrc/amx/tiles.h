@@ -18,12 +18,12 @@
 
 namespace {
 
-constexpr int64_t kEdge = 16, kStep = 32;  // rows or columns of a tile; k of a step
+constexpr int64_t kEdge = 16, kStep = 32;  // rows or columns of a tile; terms k of a step
 constexpr int64_t kTile = kEdge * kStep, kParts = 3 * kTile;
 constexpr int64_t kStepBytes = kParts * 2;
-constexpr int64_t kMostAtOnce = 24;  // steps that are added up in one go
+constexpr int64_t kMostAtOnce = 24;  // steps that are added up before a rounding
 
-// All eight tiles whole, while this lives; then the configuration that the thread had.
+// Configures all eight tiles as whole ones while it exists, then restores the thread's configuration.
 class Tiles {
  public:
   Tiles() {
@@ -50,7 +50,7 @@ inline __mmask16 first(int64_t count) {
   return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
 }
 
-// Pairs of two vectors' elements, rounded to bfloat16; what is left of them, for the next part.
+// Returns pairs of two vectors' elements, rounded to bfloat16, and leaves the rests for the next part.
 inline __m512i take_part(__m512& low, __m512& high) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
                                          23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -136,7 +136,7 @@ void multiply(const Side& left, const Side& right, const int64_t* steps_at, int6
   if constexpr (R > 1 && C > 1) _tile_stored(3, to[1][1].at, to[1][1].row_bytes());
 }
 
-// Where results of a tile are, and how many of its rows and columns.
+// Where the results of a tile are stored, and how many of its rows and columns exist.
 struct Place : TileAt {
   int64_t rows = kEdge, columns = kEdge;
   bool whole() const { return rows == kEdge && columns == kEdge; }

@@ -9,9 +9,11 @@
 // the process; they are registered by `takeover`. aten::convolution_overrideable and its backward exist for backends
 // outside of PyTorch: they have PyTorch's own autograd, and nothing else calls them on a CPU or a CUDA device. So the
 // backward of a call of this library is known to be its own.
-#include <math.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <exception>
 #include <new>
-#include <stdexcept>
 #include <string>
 
 #include "../convgrad_native.h"
@@ -22,20 +24,20 @@
 #define CONVGRAD_EXPORT extern "C" __attribute__((visibility("default")))
 
 // PyTorch's exception for an error of Python's (torch/csrc/Exceptions.h). It is caught by its name, and carries the
-// error from the thread that raised it to the one that called.
+// error from the thread that raised it to the one that called. `message` has its place in PyTorch's, and stays empty.
 struct __attribute__((visibility("default"))) python_error : public std::exception {
   aten::Object *type = nullptr, *value = nullptr, *traceback = nullptr;
   std::string message;
   python_error();  // takes the error that Python has
   ~python_error() override;
-  const char* what() const noexcept override { return message.c_str(); }
+  const char* what() const noexcept override { return "an error in Python"; }
 };
 
 namespace aten {
 namespace {
 
 Functions f;
-Table table;
+Table& table = *new Table;  // never destroyed: threads may compute while the process ends
 Object* callback = nullptr;          // the Python function that computes what the table does not have
 std::atomic<int> told{0};            // how many must be told of every call, or have requested a backend
 std::atomic<int> taken_over{0};      // how many blocks have every convolution of the process computed here
@@ -128,6 +130,8 @@ struct Entry {
   ResultShape results[3];
   const Step* step() const { return reinterpret_cast<const Step*>(this + 1); }
 };
+
+const Entry* entry_of(const Table::Found& found) { return static_cast<const Entry*>(found.entry()); }
 
 // ---- keys -------------------------------------------------------------------------------------------------
 
@@ -271,16 +275,25 @@ Failed by_plan(const Call& c, const Tensor operands[3], const Entry& e, const St
   return step.kind == kCuda ? launch(step.cuda, t, x.device, x.index) : convgrad_plan_run(&step.plan, &t);
 }
 
+Value list_of(const Ints& ints) {
+  List list = nullptr;
+  f.torch_new_list_reserve_size(static_cast<size_t>(ints.count), &list);
+  for (int64_t i = 0; i < ints.count; i++) f.torch_list_push_back(list, static_cast<Value>(ints.values[i]));
+  return reinterpret_cast<Value>(list);
+}
+
+Value new_handle(Tensor t) {
+  Tensor handle = nullptr;
+  f.aoti_torch_new_tensor_handle(t, &handle);
+  return reinterpret_cast<Value>(handle);
+}
+
 // The sum of grad_output over batch and space, by aten::sum.
 Failed sum_of_bias(const Call& c, Tensor* result) {
-  Tensor grad_output;
-  List dims;
-  if (f.aoti_torch_new_tensor_handle(c.tensors[0], &grad_output)) return 1;
-  if (f.torch_new_list_reserve_size(kMostRank, &dims)) return 1;
+  Ints dims;
   for (int64_t d = 0; d < Described(c.tensors[0]).rank; d++)
-    if (d != 1) f.torch_list_push_back(dims, static_cast<Value>(d));
-  Value* optional_dims = new Value(reinterpret_cast<Value>(dims));
-  Value stack[4] = {reinterpret_cast<Value>(grad_output), reinterpret_cast<Value>(optional_dims), 0, 0};
+    if (d != 1) dims.values[dims.count++] = d;
+  Value stack[4] = {new_handle(c.tensors[0]), reinterpret_cast<Value>(new Value(list_of(dims))), 0, 0};
   if (f.torch_call_dispatcher("aten::sum", "dim_IntList", stack, f.aoti_torch_abi_version())) return 1;
   *result = reinterpret_cast<Tensor>(stack[0]);
   return 0;
@@ -331,7 +344,7 @@ Object* tuple_of(const Ints& ints) {
 
 Object* wrapped(Tensor t) { return t ? f._Z16THPVariable_WrapRKN2at10TensorBaseE(t) : none(); }
 
-// What Python gives back to store an entry: the generation of the table, and the key.
+// The bytes that Python needs to store an entry: the generation of the table, and the key.
 Object* bytes_of(const Key& key, int64_t generation) {
   int64_t values[Key::kMost + 1] = {generation};
   memcpy(values + 1, key.values, key.bytes());
@@ -345,10 +358,14 @@ Tensor tensor_in(Object* object) {
   return reinterpret_cast<Tensor>(reinterpret_cast<char*>(object) + tensor_offset);
 }
 
+struct Failure : std::exception {
+  const char* what() const noexcept override { return "a convolution failed while Python was shut down"; }
+};
+
 // Compute a call in Python: callback(op, key or None, *arguments of the operator). Throws what Python raised.
 void by_python(Call& c, bool has_key, int64_t generation, Tensor results[3]) {
   if (!f.Py_IsInitialized()) {
-    if (by_pytorch(c, c.mask, results)) throw std::runtime_error("a convolution failed while Python was shut down");
+    if (by_pytorch(c, c.mask, results)) throw Failure();
     return;
   }
   const Gil gil;
@@ -392,8 +409,8 @@ void compute(Call& c, Tensor results[3]) {
     if (!ends && !by_pytorch(c, c.mask, results)) return;
     release(results);
   } else if (!pytorchs && (has_key = make_key(c)) && !observed) {
-    const Table::Reader reader(table);
-    const auto* entry = static_cast<const Entry*>(table.find(c.key, reader));
+    const Table::Found found = table.find(c.key);
+    const Entry* const entry = entry_of(found);
     if (entry && !(entry->steps == 0 && others)) {
       if (!by_entry(c, *entry, results)) return;
       release(results);  // Python raises the error in its own type
@@ -497,19 +514,6 @@ bool read(Object* object, int64_t d, Ints& into) {
   return false;
 }
 
-Value list_of(const Ints& ints) {
-  List list = nullptr;
-  f.torch_new_list_reserve_size(static_cast<size_t>(ints.count), &list);
-  for (int64_t i = 0; i < ints.count; i++) f.torch_list_push_back(list, static_cast<Value>(ints.values[i]));
-  return reinterpret_cast<Value>(list);
-}
-
-Value new_handle(Tensor t) {
-  Tensor handle = nullptr;
-  f.aoti_torch_new_tensor_handle(t, &handle);
-  return reinterpret_cast<Value>(handle);
-}
-
 // The call recorded by PyTorch's autograd: aten::convolution_overrideable, whose kernels are those above.
 Failed recorded_call(const Call& c, Tensor* result) {
   Value* bias = c.tensors[2] ? new Value(new_handle(c.tensors[2])) : nullptr;
@@ -521,8 +525,8 @@ Failed recorded_call(const Call& c, Tensor* result) {
   return 0;
 }
 
-// Whether a tensor's values are the negative of those in its memory: the imaginary part of a conjugate. PyTorch's
-// dispatcher makes a copy of such a tensor for a kernel.
+// Returns whether a tensor's values are the negative of those in its memory: the imaginary part of a conjugate.
+// PyTorch's dispatcher makes a copy of such a tensor for a kernel.
 bool is_negated(Object* tensor) {
   if (tensor == f._Py_NoneStruct) return false;
   Object* answer = f.PyObject_CallMethod(tensor, "is_neg", nullptr);
@@ -531,7 +535,7 @@ bool is_negated(Object* tensor) {
   return answer != f._Py_FalseStruct;
 }
 
-// How the arguments after the operands are written: stride, padding, dilation, groups; stride, padding,
+// The order of the arguments after the operands: stride, padding, dilation, groups; stride, padding,
 // output_padding, groups, dilation; stride, padding, dilation, transposed, output_padding, groups.
 enum Written { kPlain = 0, kTransposed = 1, kGeneral = 2 };
 
@@ -593,8 +597,8 @@ Object* call(Object*, Object* const* args, intptr_t count) {
   const auto device = static_cast<int8_t>(input.device);
   const int32_t cast_to = autocast_dtype(device);
   if (!make_key(c, cast_to)) return none();
-  const Table::Reader reader(table);
-  const auto* entry = static_cast<const Entry*>(table.find(c.key, reader));
+  Table::Found found = table.find(c.key);
+  const Entry* entry = entry_of(found);
   if (!entry) return cast_to < 0 ? bytes_of(c.key, table.generation()) : none();
   if (entry->steps == 0 && (!recorded || entry->pytorchs_autograd)) return f.PyBool_FromLong(1);
   if (!recorded && (is_negated(args[3]) || is_negated(args[4]) || is_negated(args[5]))) return none();
@@ -604,7 +608,8 @@ Object* call(Object*, Object* const* args, intptr_t count) {
   try {
     if (cast_to >= 0) {  // what was cast may lie otherwise
       cast_operands(c, cast_to, device);
-      entry = make_key(c) ? static_cast<const Entry*>(table.find(c.key, reader)) : nullptr;
+      found = make_key(c) ? table.find(c.key) : Table::Found();
+      entry = entry_of(found);
     }
     if (entry) failed = recorded ? recorded_call(c, &results[0]) : by_entry(c, *entry, results);
   } catch (const std::exception&) {  // of a cast: no memory
@@ -630,13 +635,14 @@ struct Method {
 
 // The table's lock is held over each fork. The C library calls these after all of Python's hooks, so that no thread
 // waits for the lock while it has what a hook waits for.
-[[maybe_unused]] const int over_forks = pthread_atfork(
-    [] { table.before_fork(); }, [] { table.in_parent_after_fork(); }, [] { table.in_child_after_fork(); });
+void lock_table() { table.mutex().lock(); }
+void unlock_table() { table.mutex().unlock(); }
+[[maybe_unused]] const int over_forks = pthread_atfork(lock_table, unlock_table, unlock_table);
 
 }  // namespace
 }  // namespace aten
 
-python_error::python_error() : message("an error in Python") { aten::f.PyErr_Fetch(&type, &value, &traceback); }
+python_error::python_error() { aten::f.PyErr_Fetch(&type, &value, &traceback); }
 
 python_error::~python_error() {
   if (!type && !value && !traceback) return;
@@ -688,15 +694,18 @@ CONVGRAD_EXPORT int32_t convgrad_aten_unregister(void* library) {
 CONVGRAD_EXPORT void convgrad_aten_told(int32_t more) { aten::told += more; }
 CONVGRAD_EXPORT void convgrad_aten_taken_over(int32_t more) { aten::taken_over += more; }
 CONVGRAD_EXPORT void convgrad_aten_others_kernels(int32_t are_there) { aten::others_kernels = are_there; }
-// Whether PyTorch's convolutions are PyTorch's in this thread from now on, because Python computes a call.
+// Say whether PyTorch computes its own convolutions in this thread from now on, because Python computes a call.
 CONVGRAD_EXPORT void convgrad_aten_inside(int32_t value) { aten::python_inside = value; }
 
 // `key` is what Python was given for a call.
 CONVGRAD_EXPORT void convgrad_aten_store(const char* key, int64_t key_bytes, const void* entry, int64_t entry_bytes) {
+  aten::Key of_call;
   int64_t generation;
+  const size_t bytes = static_cast<size_t>(key_bytes) - sizeof generation;
   memcpy(&generation, key, sizeof generation);
-  aten::table.store(key + sizeof generation, static_cast<size_t>(key_bytes) - sizeof generation, entry,
-                    static_cast<size_t>(entry_bytes), generation);
+  memcpy(of_call.values, key + sizeof generation, bytes);
+  of_call.count = static_cast<int>(bytes / sizeof(int64_t));
+  aten::table.store(of_call, entry, static_cast<size_t>(entry_bytes), generation);
 }
 
 CONVGRAD_EXPORT void convgrad_aten_clear(void) { aten::table.clear(); }

@@ -34,7 +34,7 @@ struct CudaLaunch {
 };
 static_assert(sizeof(CudaParameter) == 16 && sizeof(CudaLaunch) == 48 + 16 * kCudaParameters, "as entry.py packs them");
 
-// What convgrad_cuda_launch returns beside 0 and the driver's own numbers, which are positive.
+// The results of convgrad_cuda_launch beside 0 and the driver's own numbers, which are positive.
 enum : int32_t { kCudaNoDriver = -1, kCudaMisaligned = -2 };
 
 extern "C" {

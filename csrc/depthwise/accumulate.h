@@ -31,7 +31,7 @@ struct DepthwiseAccumulate {
     const Range last = a[2].output_reached_by(a[2].kernel - 1, {0, a[2].input}, o[2]);
     const Window all = {{last.low, first.high}, first.low - last.low, first.high - last.high};
     const bool all_at_once = p.direct && a[2].dilation == a[2].stride && first.low <= last.high && all.columns.size();
-    // Else a border of few columns of a tensor is summed along the column: its sums are loaded and stored once.
+    // Otherwise a border of few columns of a tensor is summed along the column: its sums are loaded and stored once.
     Range inner = {most(first.low, last.low), least(first.high, last.high)};
     if (!p.direct || !inner.size()) inner = o[2];
     // In a tensor all lanes of a pixel lie together, in scratch memory all pixels of a vector do.
@@ -141,8 +141,9 @@ struct DepthwiseAccumulate {
     }
   }
 
-  // Whether what the next group of rows will read is prefetched while this one is summed. Larger kernels read a row
-  // once for each kernel row, and only one of these times from memory: prefetched evenly, it is busy all the while.
+  // Returns whether the operands of the next group of rows are prefetched while this one is summed. Larger kernels read
+  // a row once for each kernel row, and only one of these times from memory: prefetched evenly, it is busy all the
+  // while.
   bool prefetches_evenly(int64_t pixels) const {
     return p.direct && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1;
   }

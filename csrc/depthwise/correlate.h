@@ -70,7 +70,7 @@ struct DepthwiseCorrelate {
     Packing<S, T, N>::unpack(out, s.result, x, b, 0, x.pixels(), p.channels_last);
   }
 
-  // Every `step`-th row of a range.
+  // Computes every `step`-th row of a range.
   template <class To>
   void correlate_rows(Scratch& s, const Slice& slice, Range rows, int64_t step, To* to, int64_t live) const {
     const int64_t multiplier = slice.backward ? p.multiplier : 1;

@@ -1,4 +1,4 @@
-// What a depthwise tile is computed from: operands, packed or where they lie in the tensor, weights, and the list of
+// The data of a depthwise tile: operands, packed or where they lie in the tensor, weights, and the list of
 // kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
 #pragma once
 
@@ -17,13 +17,13 @@ struct PackedWeight {
 template <class T>
 struct DepthwiseScratch {
   T *input, *grad_output, *sums, *result;
-  T *weights, *starts;   // of all kept blocks
-  PackedWeight* packed;  // which these are
-  T *weight, *start;     // of the block at hand
-  Tap* taps;  // of accumulate
+  T *weights, *starts;   // all kept blocks' weights, and what their sums start from
+  PackedWeight* packed;  // which blocks these are
+  T *weight, *start;     // those of the block that is computed
+  Tap* taps;             // accumulate's
   Listed listed;
   Prefetcher prefetcher;
-  int64_t tile;  // that the packed operands belong to
+  int64_t tile;  // whose operands are packed
   // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
   bool exact;
 };

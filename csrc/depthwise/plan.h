@@ -1,4 +1,4 @@
-// How a depthwise problem is cut up, and where lanes lie, in tensors and in scratch memory. Integers only.
+// Cuts a depthwise problem up, and says where lanes lie, in tensors and in scratch memory. Integers only.
 #pragma once
 
 #include "../vectors/kernels.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// From this kernel width on, grad_weight takes one kernel row at a time.
+// Kernel width from which on grad_weight takes one kernel row at a time.
 constexpr int64_t kWideKernel = 6;
 // Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
 // the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
@@ -45,7 +45,7 @@ struct DepthwisePlan : Tiling {
     return kScratchPixels * (wants(CONVGRAD_GRAD_INPUT) ? least(4, axis[1].stride * axis[2].stride) : 1);
   }
 
-  // Whether grad_weight takes one kernel row at a time.
+  // Returns whether grad_weight takes one kernel row at a time.
   bool by_kernel_row() const { return axis[2].kernel >= kWideKernel; }
 
   // The taps of a region, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows
@@ -69,8 +69,8 @@ struct DepthwisePlan : Tiling {
   }
 };
 
-// Whether to read channels_last tensors directly. Near the border the kernel elements change from column to column,
-// which costs more than packing does, unless the kernel is small or the image wide.
+// Returns whether to read channels_last tensors directly. Near the border the kernel elements change from column to
+// column, which costs more than packing does, unless the kernel is small or the image wide.
 inline bool reads_directly(const Tiling& p, int64_t vector) {
   if (!p.channels_last || p.multiplier != 1 || p.channels < vector || p.padding_mode) return false;
   const Axis& w = p.axis[2];
@@ -84,8 +84,8 @@ inline int64_t work_of(const Tiling& p) {
   return (p.wants(CONVGRAD_FORWARD) + p.wants(CONVGRAD_GRAD_WEIGHT)) * output + p.wants(CONVGRAD_GRAD_INPUT) * input;
 }
 
-// Weights that are kept packed, and sums of grad_weight that an item keeps for all blocks, at most: three eighths of a
-// second-level cache in float32.
+// Elements of packed weights that are kept, and of grad_weight sums that an item keeps for all blocks, at most: three
+// eighths of a second-level cache in float32.
 constexpr int64_t kKeptWeights = 48 * 1024, kKeptSums = 48 * 1024;
 
 // `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vectors/vector.h).

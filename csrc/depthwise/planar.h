@@ -64,7 +64,7 @@ struct Planar {
   // has too are masked.
   static RowVectors<T> list_columns(const PlanarPass& p, bool once, int64_t* at, LaneInteger<T>* masks) {
     const int64_t width = p.result[2];
-    const Range source = p.reached_from(2, {0, N});  // by a vector at column 0
+    const Range source = p.reached_from(2, {0, N});  // what a vector at column 0 reads
     RowVectors<T> row = {0, 0, 0, 0, at, masks};
     for (int64_t i = 0; i < ceil_div(width, N); ++i) {
       const int64_t from = least(i * N, width - N);
@@ -84,8 +84,8 @@ struct Planar {
     return row;
   }
 
-  // The loops for blocks of so many kernel rows; those for kernels of three columns are faster. None accumulates several
-  // rows of the most columns: their sums would not fit the registers.
+  // The loops for blocks of so many kernel rows; those for kernels of three columns are faster. None accumulates
+  // several rows of the most columns: their sums would not fit the registers.
   static void correlate_blocks(int64_t rows, const PlanarResults<S, T>& results) {
     static constexpr auto any = make_all<kBlockRows>([](auto i) { return correlate_planar<T, N, S, i + 1, 0>; });
     static constexpr auto three = make_all<kBlockRows>([](auto i) { return correlate_planar<T, N, S, i + 1, 3>; });
@@ -120,7 +120,7 @@ struct Planar {
 
   // ---- forward, grad_input ----
 
-  // Some rows of one slice of a result. `multiplier`: planes of the source that one result plane reads.
+  // Computes some rows of one slice of a result. `multiplier`: planes of the source that one result plane reads.
   void correlate(const Scratch& s, const PlanarPass& pass, const RowVectors<T>& columns, int64_t d, Range rows,
                  const S* source, int64_t size, int64_t plane, int64_t multiplier, S* result, const T* weights,
                  T start) const {
@@ -193,7 +193,7 @@ struct Planar {
 
   // ---- units, items, threads ----
 
-  // Where a unit's planes begin: a channel of an image.
+  // The planes of a unit, a channel of an image: where they begin.
   struct Unit {
     int64_t channel, input, output;
   };

@@ -1,11 +1,11 @@
 // The two loops of planar.h.
 //
-// Of forward or grad_input up to 8 rows are computed together, a vector of each: a vector of the source is loaded once
-// for all kernel rows of a block that reach it, and a weight once for all rows. Of grad_weight a block's sums stay in
+// Forward and grad_input compute up to 8 rows together, a vector of each: a vector of the source is loaded once for all
+// kernel rows of a block that reach it, and a weight once for all rows. For grad_weight a block's sums stay in
 // registers, and up to 4 rows of grad_output are multiplied together, so that a vector of the input is loaded once for
 // all kernel rows of the block.
 //
-// What limits them: the bytes for up to 9 kernel elements, at a copy's speed on 56x56; for 27 the multiply-adds take
+// Their limit is the bytes for up to 9 kernel elements, at a copy's speed on 56x56; for 27 the multiply-adds take
 // nearly as long.
 #pragma once
 
@@ -28,7 +28,7 @@ struct PlanarResults {
   int64_t kernel_columns;
   const T* weights;                   // a vector for each kernel element
   int64_t weight_row;                 // from a kernel row's weights to the next one's
-  T start;                            // of the sums: the bias, or zero
+  T start;                            // what sums start from: the bias, or zero
   const KernelBlock* blocks;
   int64_t count;    // of the blocks
   const S* newest;  // of the source, beside `first`: the slice that no result before this one has read

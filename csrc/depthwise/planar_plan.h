@@ -1,4 +1,4 @@
-// How planar.h cuts a problem up: planes into groups of rows, a row into vectors of neighboring columns, and kernels
+// Cuts a problem up for planar.h: planes into groups of rows, a row into vectors of neighboring columns, and kernels
 // into blocks of G rows and C columns.
 //
 // Vectors at a border, whose kernel elements reach past the ends of a row, have a mask for each kernel column that
@@ -44,29 +44,29 @@ struct RowVectors {
 // second-level cache anyway; there larger groups make fewer calls.
 constexpr int64_t kGroupBytes = kTestsTiles ? kTileBytes : 16 * 1024;
 
-// What forward and grad_input have in common: position r of a result reads r + shift + k * step of the source through
+// A pass, forward or grad_input: position r of a result reads r + shift + k * step of the source through
 // kernel element k.
 struct PlanarPass {
   int64_t result[3], source[3], kernel[3], shift[3], step[3];
   TapRange reach(int d) const { return {0, 1, shift[d], step[d], kernel[d]}; }
 
-  // What a range of results reads of the source, and beyond its ends.
+  // Returns the positions that a range of results reads of the source, and beyond its ends.
   Range reached_from(int d, Range r) const {
     const int64_t to_last = (kernel[d] - 1) * step[d];
     return {r.low + shift[d] + least(0, to_last), r.high + shift[d] + most(0, to_last)};
   }
-  // Of a plane of the source, from the first to the last element that some slices and rows of a result read.
+  // Returns the first and the last element of a plane of the source that some slices and rows of a result read.
   Range elements_read(Range slices, Range rows) const {
     const Range d = positions_read(0, slices), h = positions_read(1, rows);
     if (d.size() == 0 || h.size() == 0) return {0, 0};
     return {(d.low * source[1] + h.low) * source[2], ((d.high - 1) * source[1] + h.high) * source[2]};
   }
-  // How many these are at most, of one slice and so many rows.
+  // Returns how many elements one slice and so many rows read at most.
   int64_t most_read(int64_t rows) const {
     const Range d = reached_from(0, {0, 1}), h = reached_from(1, {0, rows});
     return ((least(source[0], d.size()) - 1) * source[1] + least(source[1], h.size())) * source[2];
   }
-  // How far beyond the ends of a row of the source its vectors reach.
+  // Returns how far vectors reach beyond the ends of a row of the source.
   int64_t beyond_rows() const {
     const Range r = reached_from(2, {0, result[2]});
     return most(0, most(-r.low, r.high - source[2]));
@@ -84,7 +84,7 @@ constexpr int64_t kLongRow = 2048;
 struct PlanarPlan : Request {
   PlanarPass forward, backward;
   int64_t input, output;  // pixels of a plane
-  int64_t rows;           // of a group
+  int64_t rows;           // rows of a group
   int64_t ahead;          // rows from those that are computed to those whose memory is prefetched; 0: none is
   int64_t margin;         // how far beyond the ends of a row its vectors may reach
   int64_t items;          // the parallel work items; those of grad_weight have sums of their own for all channels
@@ -93,7 +93,7 @@ struct PlanarPlan : Request {
   int64_t biases() const {  // bias gradients of a channel
     return wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : wants(CONVGRAD_GRAD_BIAS) ? multiplier : 0;
   }
-  int64_t sums() const { return multiplier * kernel_elements + biases(); }  // of a channel
+  int64_t sums() const { return multiplier * kernel_elements + biases(); }  // sums of a channel
   int64_t item_sums() const { return channels * sums(); }            // all grad_weight, then all grad_bias
 };
 

@@ -6,7 +6,7 @@
 
 namespace {
 
-// Which pixels a kernel can read, and where they lie: positions `range` in each dimension, at these steps in elements.
+// The pixels that a kernel can read: positions `range` in each dimension, at these steps in elements.
 struct Pixels {
   Range range[3];
   int64_t step[3];
@@ -21,7 +21,7 @@ struct Source : Pixels {
 // Columns of a row of results that are computed together, by the same kernel columns.
 struct Columns {
   int64_t first;   // position relative to the tile
-  int64_t pixels;  // of the phase
+  int64_t pixels;  // number of columns, in its phase
   int64_t source;  // element offset of the first one's source position
   TapRange reach;
   int64_t along;  // kernel columns that lie one source step apart; 1 where none do

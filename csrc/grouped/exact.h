@@ -32,7 +32,7 @@ struct GroupedExact {
   static double value(const S* at) { return static_cast<double>(load_one<T>(at)); }
   static bool is_nan(const S* at) { return load_one<T>(at) != load_one<T>(at); }
 
-  // Where a pixel of a channel of an image lies.
+  // Returns the offset of a pixel of a channel of an image.
   int64_t place(const Tensor& x, int64_t image, int64_t channel, const int64_t (&at)[3]) const {
     const int64_t pixel = (at[0] * x.size[1] + at[1]) * x.size[2] + at[2];
     return image * x.width * x.pixels() +
@@ -41,7 +41,7 @@ struct GroupedExact {
 
   // ---- forward and grad_input ----
 
-  // Whether all kernel elements that could reach a position of a result read inside the source, in one dimension.
+  // Returns whether all kernel elements that could reach a position of a result read inside the source, in dimension d.
   bool is_inner(bool backward, int d, int64_t i) const {
     const Axis& a = p.axis[d];
     const int64_t last = (a.kernel - 1) * a.dilation;

@@ -10,7 +10,7 @@
 //   grad_input:  the same over grad_output, for each remainder of the position by the stride
 //   grad_weight: `accumulate_planes` over the rows of grad_output
 //
-// What limits it (3x3 kernels): the two loops run nearly at a matrix product's speed; packing and unpacking take as
+// Its limits, for 3x3 kernels: the two loops run nearly at a matrix product's speed; packing and unpacking take as
 // long as they with 4 channels a group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between
 // two rows. With a stride packing limits: it reads four times what it computes with.
 //

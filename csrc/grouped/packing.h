@@ -24,11 +24,11 @@ inline Vec<T, N> mix(Vec<T, N> a, Vec<T, N> b, std::integer_sequence<int, I...>)
 // The place of a position outside the tensor.
 constexpr int64_t kNowhere = INT64_MAX;
 
-// So many phases of a row have their ranges listed.
+// Phases of a row whose ranges are listed; those of further phases are computed each time.
 constexpr int64_t kListedPhases = 16;
 
-// Which side of a copy is a tensor, and prefetched: its rows are short, and with a stride not all of them are read, so
-// that the processor's own prefetching loses them.
+// The side of a copy that is a tensor, and is prefetched: its rows are short, and with a stride not all of them are
+// read, so that the processor's own prefetching loses them.
 enum Prefetched { kNeither, kFrom, kTo };
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -126,7 +126,7 @@ struct Planes {
       }
     }
   }
-  // Back, to some channels of an image, from `pixel` on; the rows are read up to a vector beyond their end.
+  // Stores rows in some channels of an image, from `pixel` on. The rows are read up to a vector beyond their end.
   static void unpack_pixels(S* to, const T* from, int64_t row, const Tensor& x, int64_t channel, int64_t channels,
                             int64_t image, int64_t pixel, const int64_t* place, int64_t count, int64_t ahead) {
     to += (image * x.pixels() + pixel) * x.width + channel;
@@ -143,7 +143,7 @@ struct Planes {
     }
   }
 
-  // Where the positions of a packed tile lie, of each phase; behind them those of a row.
+  // Lists where the positions of a packed tile lie, phase by phase, and then those of a row.
   static void list_places(int64_t* place, const PlaneTile& tile, const Tensor& x, const Range r[3]) {
     int64_t* const columns = place + tile.places() - tile.extent[2];
     auto inside = [&](int d, int64_t phase, int64_t i) {
@@ -171,7 +171,7 @@ struct Planes {
         }
     }
   }
-  // Where the pixels of rows lie, some steps apart, whose results lie `pitch` apart in scratch memory.
+  // Lists where results lie: rows and columns some steps apart, whose rows are `pitch` apart in scratch memory.
   static void list_results(int64_t* place, const Tensor& x, int64_t rows, int64_t row_step, int64_t columns,
                            int64_t column_step, int64_t pitch) {
     const int64_t count = (rows - 1) * pitch + columns;
@@ -183,14 +183,15 @@ struct Planes {
 
   // ---- contiguous ----
 
-  // Which positions of a phase of the width lie inside the tensor. Position i lies at low + remainder + i * stride.
+  // Returns the positions of a phase of the width that are inside the tensor. Position i is at
+  // low + remainder + i * stride.
   static Range inside(const PlaneTile& tile, int64_t phase, int64_t low, int64_t width) {
     const int64_t base = low + tile.remainder(2, phase), step = tile.stride[2], extent = tile.extent[2];
     const int64_t first = least(extent, most(0, -floor_div(base, step)));
     return {first, most(first, least(extent, floor_div(width - 1 - base, step) + 1))};
   }
 
-  // Rows of one channel, to their place in each phase of the width.
+  // Copies rows of one channel to each phase of the width.
   struct Split {
     const PlaneTile& tile;
     const Tensor& x;

@@ -1,4 +1,4 @@
-// How a grouped problem is cut up: blocks of groups, tiles, images a unit. Integers only.
+// Cuts a grouped problem up into blocks of groups, tiles, and units of images. Integers only.
 #pragma once
 
 #include "../vectors/plan.h"
@@ -15,12 +15,12 @@ struct PlaneTile {
   // the second may begin one element later, or behind the row.
   int64_t plane() const { return round_up(extent[0] * extent[1] * extent[2] + vector, vector); }
   int64_t positions() const { return round_up(extent[0] * extent[1] * extent[2], vector); }
-  // Of all phases of an image, and of a row.
+  // Positions of all phases of an image, and of a row.
   int64_t places() const { return phases[0] * phases[1] * phases[2] * positions() + extent[2]; }
   int64_t image() const { return phases[0] * phases[1] * phases[2] * plane(); }
   // A vector more is read, and channels an even number of lines apart would share a few places of the cache.
   int64_t channel() const { return (ceil_div(images * image() + vector, 2 * vector) | 1) * 2 * vector; }
-  // Of kernel element (or phase) k in dimension d: where its first position is.
+  // Returns the first position of kernel element (or phase) k in dimension d.
   int64_t remainder(int d, int64_t k) const { return stride[d] == 1 ? 0 : k * dilation[d] % stride[d]; }
 };
 
@@ -28,10 +28,10 @@ struct PlaneTile {
 struct GroupedPlan : Tiling {
   int64_t groups, in_per_group, out_per_group;
   int64_t block_groups;  // groups in a block
-  int64_t phases[3];     // of the input: positions that the same kernel elements can reach
+  int64_t phases[3];     // phases of the input: positions that the same kernel elements can reach
   int64_t plane[3];      // extent of one phase of the packed input
-  int64_t vector;        // lanes
-  int64_t chunks;        // of the blocks: those of a chunk and a segment of their units are a work item
+  int64_t vector;        // lanes of a vector
+  int64_t chunks;        // pieces of the blocks; a chunk and a segment of its units are a work item
   bool sums_input;       // for the bias gradient of a transposed convolution; the packed tiles need not hold all of it
 
   Range block(int64_t i) const { return {i * block_groups, least(groups, (i + 1) * block_groups)}; }
@@ -57,7 +57,7 @@ struct GroupedPlan : Tiling {
     return {{axis[0].output, axis[1].output, axis[2].output}, groups * out_per_group, 0, 1};
   }
 
-  // Whether the channels of a pixel lie together; of a single one, all pixels do.
+  // Returns whether the channels of a pixel lie together; those of a single channel are contiguous in either layout.
   bool transposes(const Tensor& x) const { return channels_last && x.width > 1; }
 
   int64_t items() const { return chunks * segments; }
@@ -92,7 +92,7 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   const bool several = p.wants(CONVGRAD_GRAD_WEIGHT) || !p.channels_last;
   const int64_t wanted = several ? ceil_div(kUnitPixels, most(1, pixels)) : 1;
   p.images = least(wanted, most(1, p.batch * p.lane_blocks / (4 * p.threads)));
-  // As many in each unit: the borders that are packed stay from one to the next.
+  // The same number of images in each unit, so that packed borders stay valid from one to the next.
   p.image_blocks = ceil_div(p.batch, most(1, least(p.images, p.batch)));
   p.images = ceil_div(p.batch, most(1, p.image_blocks));
   p.lanes = p.block_groups * p.in_per_group * p.images;

@@ -49,7 +49,7 @@ struct GroupedTiles {
 
   // ---- weights and kernel elements ----
 
-  // What a block's results are computed with; `to`: its weights, if they are converted.
+  // Converts a block's weights to `to`, if it is given, and sets what its sums start from.
   void pack_weight(T* to, int64_t block) const {
     const Range groups = p.block(block);
     const int64_t first = groups.low * p.group_weights(), count = groups.size() * p.group_weights();
@@ -61,10 +61,10 @@ struct GroupedTiles {
     weights.infinite[block] = !all_finite<T, N>(weights.weight + first, count);
   }
 
-  // The taps of all inputs of a group, in the packed input, of some slices of the kernel; as their weights lie.
+  // Lists the taps of some slices of the kernel for all inputs of a group, in the order of their weights.
   int64_t list_input_taps(Scratch& s, const PlaneTile& tile, Range slices) const {
     const int64_t plane = tile.plane(), rows = p.axis[1].kernel, columns = p.axis[2].kernel;
-    // Of an element of one dimension: its phase, and its position there. Divisions only where there is a stride.
+    // The offset of a kernel element in one dimension: its phase and its position there. Divides only with a stride.
     auto source = [&](int d, int64_t k, int64_t phase_step, int64_t position_step) {
       const Axis& a = p.axis[d];
       if (a.stride == 1) return k * a.dilation * position_step;
@@ -73,7 +73,7 @@ struct GroupedTiles {
     const int64_t each = slices.size() * rows * columns;
     if (same(s.slices, slices)) return each * p.in_per_group;
     s.slices = slices;
-    // From a tap to the next channel's, and to the next kernel element's.
+    // Steps from a tap to the next channel's, and to the next kernel element's.
     const int64_t next = p.channels_last ? 1 : each, along = p.channels_last ? p.in_per_group : 1;
     Tap* to = s.taps;
     for (int64_t d = slices.low; d < slices.high; ++d) {
@@ -89,7 +89,7 @@ struct GroupedTiles {
     return each * p.in_per_group;
   }
 
-  // The taps of all outputs of a group, in the packed grad_output, that reach one phase of the input.
+  // Lists the taps that reach one phase of the input, for all outputs of a group.
   int64_t list_output_taps(Tap* taps, const PlaneTile& tile, const TapRange r[3]) const {
     int64_t n = 0;
     for (int64_t o = 0; o < p.out_per_group; ++o)
@@ -105,7 +105,7 @@ struct GroupedTiles {
     return n;
   }
 
-  // A run for each group of a block; `source_group`: from one to the next in the source.
+  // Computes a run for each group of a block; `source_group`: elements from group to group of the source.
   void correlate_groups(const GroupedBlock& b, PlaneRun<T> run, int64_t source_group, int64_t channels,
                         int64_t vectors) const {
     for (int64_t g = b.groups.low; g < b.groups.high; ++g) {
@@ -148,7 +148,7 @@ struct GroupedTiles {
 
   // ---- grad_input ----
 
-  // Positions of a range that leave the same remainder by the stride, in one dimension.
+  // The positions of a range with the same remainder by the stride, in one dimension.
   struct Phase {
     int64_t first, count;  // first position; they are `stride` apart
     int64_t source;        // what position 0 of the reach is, in the packed grad_output

@@ -46,21 +46,21 @@ class Norm {
     });
   }
 
-  // Whether there was memory for the sums.
+  // Normalizes; returns whether there was memory for the sums.
   bool run(int64_t threads) { return q.layout == CONVGRAD_CHANNELS_LAST ? run_rows(threads) : run_channels(threads); }
 
  private:
   typedef Vec<T, N> V;
   typedef Vec<double, N> Doubles;
 
-  // What the elements of a channel, or of a vector of them, are computed by; the last three only backward.
+  // The coefficients of the elements of a channel, or of a vector of channels; the last three only backward.
   template <class E>
   struct CoefficientsOf {
     E centre, slope, bias, scale, toward, offset;
   };
   typedef CoefficientsOf<V> Coefficients;
 
-  // Where an element of the first channel lies.
+  // Returns the place of an element of the first channel.
   int64_t position(int64_t of_channel) const {
     const int64_t image = of_channel / q.pixels;
     return image * q.channels * q.pixels + (of_channel - image * q.pixels) * pixel_step;
@@ -79,7 +79,7 @@ class Norm {
     if (running) set(running, c, q.momentum * value + (1 - q.momentum) * double(get(running, c)));
   }
 
-  // By what forward normalizes: rounded before it is multiplied, so that backward finds the same z to the bit.
+  // Returns the factors of forward, rounded before they are multiplied, so that backward finds the same z to the bit.
   CoefficientsOf<T> normalized_by(int64_t c) const {
     const double weight = q.weight ? double(get(q.weight, c)) : 1, bias = q.bias ? double(get(q.bias, c)) : 0;
     const T mean = static_cast<const T*>(q.mean)[c];
@@ -126,7 +126,7 @@ class Norm {
     return mean - mean == 0 ? mean : decltype(sum){};  // so that an infinite element gives an infinite mean
   }
 
-  // How far ahead memory is prefetched, in elements: what the processor prefetches itself ends with a page of 4 KiB.
+  // Elements from those that are read to those that are prefetched. The processor's own prefetching ends with a page.
   static constexpr int64_t kAhead = 1024 / int64_t(sizeof(S));
   static void prefetch_ahead(const S* v, const S* g) {
     __builtin_prefetch(v + kAhead);
@@ -146,7 +146,7 @@ class Norm {
     return ((Kept ? g : term<Activation>(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
   }
 
-  static constexpr int64_t kAdditions = 64;  // in T, in a row
+  static constexpr int64_t kAdditions = 64;  // additions in T before a sum goes on in double
 
   // ---- contiguous: a channel's elements lie together, but for the other images ----
 
@@ -161,9 +161,9 @@ class Norm {
     return true;
   }
 
-  // Work for a thread; less is not worth waking one.
+  // Bytes of work for a thread; less is not worth waking one.
   static constexpr int64_t kItemBytes = 32 << 10;
-  // Whether the first step leaves the activation's gradient for the second, in the result's memory.
+  // True if the first step stores the activation's gradient for the second, in the result's memory.
   template <class Activation>
   static constexpr bool kKept = Backward && Activation::kCostly;
 
@@ -366,7 +366,7 @@ class Norm {
   void (Norm::*sum_part)(int64_t part);
   void (Norm::*apply_part)(int64_t part);
 
-  // Of channels_last.
+  // In channels_last:
   static constexpr int64_t kMostParts = 32;
   int64_t vectors = ceil_div(q.channels, N), last = q.channels - N;
   int64_t parts = most(1, least(kMostParts, count / kAdditions));

@@ -53,14 +53,14 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
       }
   }
 
-  // Of some pixels, channels that follow one another; from pixel to pixel.
+  // Consecutive channels of some pixels; elements from pixel to pixel.
   struct Pixels {
     const T* at;
     int64_t step;
   };
   static int64_t padded(int64_t channels) { return (ceil_div(channels, N) | 1) * N; }
 
-  // Where they lie, if that is asked for and what is stored is computed with; else in scratch memory.
+  // Returns pixels in the tensor, if that is wanted and needs no conversion, else a copy in scratch memory.
   Pixels pixels_of(T* to, const S* from, int64_t all, int64_t channels, int64_t pixels, bool where_they_lie) const {
     if constexpr (std::is_same<S, T>::value)
       if (where_they_lie) return {from, all};
@@ -77,7 +77,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
   static bool packs_input(int64_t rows, int64_t lanes) {
     return rows > 16 * kPointwiseRows && lanes > kPointwiseColumns * N;
   }
-  // From vector to vector, an odd number of lines: an even one would use a few places of the cache.
+  // Elements from vector to vector, an odd number of lines: an even one would use few sets of the cache.
   static int64_t pitch_of(int64_t pixels) { return (pixels | 1) * N; }
   // Pixel by pixel, as they lie in memory.
   static void pack_vectors(T* to, int64_t pitch, const Pixels& from, int64_t lanes, int64_t vectors, int64_t pixels) {
@@ -89,7 +89,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
       }
   }
 
-  // Memory that is needed later: a line of it in every step of a loop, as long as there is some left.
+  // Memory that is needed later: a line of it is prefetched in every step of a loop, as long as there is some left.
   struct Later {
     const char *at, *end;
     int64_t row;  // bytes from row to row, of each of which it is some lines; 0: one run
@@ -109,8 +109,8 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     }
   };
 
-  // How many sources' weights an item packs at once. Backward, where those of one lie side by side and the next one's
-  // in another page, few sources of many vectors; the sums go on in the results, if they are of that type.
+  // Returns how many sources' weights an item packs at once. Backward, where those of one lie side by side and the
+  // next's in another page, few sources of many vectors; the sums go on in the results, if they are of that type.
   static int64_t item_weight_sources(const PointwisePlan& p) {
     constexpr int64_t kFew = kTestsTiles ? 3 : 256;
     return p.backward && std::is_same<S, T>::value ? least(p.sources, kFew) : p.sources;
@@ -153,7 +153,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     }
   }
 
-  // Where many sums use them, operands are packed: vectors of the input as [vector][pixel], and a panel of
+  // Operands that many sums use are packed: vectors of the input as [vector][pixel], and a panel of
   // grad_output's rows as [pixel][row]. In the tensors, every pixel's lie in another page, and in few places of the
   // cache where pixels are a multiple of a power of two apart. Meanwhile the next block's input is prefetched, and then
   // the next rows.
@@ -208,7 +208,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     const int64_t end = least(vectors.high * N, p.batch * p.pixels);
     for (bool add = false;; add = true) {
       const Range now = {vectors.low * N, least(end, (vectors.low + p.block) * N)};
-      // Where a whole vector of the input's last channels would end behind it.
+      // Whether a whole vector of the input's last channels would end after the tensor.
       const bool last = (p.batch * p.pixels - now.high) * p.groups * p.inputs() < N;
       for (int64_t i = all.low, group; i < all.high; i = (group + 1) * p.panels) {
         group = i / p.panels;

@@ -33,12 +33,12 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     int64_t pixels() const { return vectors ? (vectors - 1) * N + columns[vectors - 1].live : 0; }
   };
 
-  // From vector to vector, an odd number of lines: an even one would use a few places of the cache.
+  // Elements from vector to vector, an odd number of lines: an even one would use few sets of the cache.
   static int64_t pitch(int64_t channels) { return (channels | 1) * N; }
 
   // ---- operands ----
 
-  // The weights of some rows of results as [source][row].
+  // Packs the weights of some rows of results as [source][row].
   void pack_weights(int64_t group, Range panels) const {
     for (int64_t i = panels.low; i < panels.high; ++i) {
       const int64_t row = group * p.results + p.panel(i).low;
@@ -65,7 +65,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     }
   }
 
-  // The pixels of a column, of the channel whose plane in the first image begins at `row`.
+  // Loads the pixels of a column, of the channel whose plane in the first image begins at `row`.
   __attribute__((always_inline)) Vec<T, N> load_column(const S* row, int64_t image, const Column& at) const {
     const S* x = row + at.image * image + at.pixel;
     if (at.whole) return load<T, N>(x);
@@ -81,8 +81,8 @@ class ContiguousPointwise : Pointwise<S, T, N> {
   // Vectors of a line of memory: one of them prefetches it.
   static constexpr int64_t kLine = N * sizeof(S) < 64 ? 64 / (N * sizeof(S)) : 1;
 
-  // A block of an item's channels, as [vector][channel][pixel]. The next channel's columns are prefetched: each is a
-  // short run of its own.
+  // Packs a block of an item's channels as [vector][channel][pixel]. The next channel's columns are prefetched: each is
+  // a short run of its own.
   void pack(T* to, const Operand& from, const Block& block) const {
     const int64_t pixels = p.pixels, step = pitch(from.channels.size()), image = from.all * pixels;
     const S* row = from.tensor + from.channels.low * pixels;
@@ -108,8 +108,8 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     }
   }
 
-  // The same as [vector of channels][pixel][channel]. The memory of a few columns further on is prefetched: at the end
-  // of a block that of the next channels, or of the next block, which begins where this one ends.
+  // Packs a block as [vector of channels][pixel][channel]. The memory of a few columns further on is prefetched: at the
+  // end of a block that of the next channels, or of the next block, which begins where this one ends.
   void pack_transposed(T* to, const Operand& from, const Block& block) const {
     constexpr int64_t kAhead = 4 * kLine;
     const int64_t pixels = p.pixels, image = from.all * pixels;
@@ -174,7 +174,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     }
   }
 
-  // Of one group's weights, those of the results in the range.
+  // Sums for the weights of one group's results in the range.
   void sum_block(char* own, T* to, Range results, const Block& block, bool add, Ahead ahead) const {
     PointwiseSums<T, T, false> run = {};
     const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;

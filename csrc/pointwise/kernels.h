@@ -8,16 +8,16 @@ namespace {
 
 // ---- memory that is needed next, prefetched so that memory and arithmetic work at the same time ---------------------
 
-// What is packed next: a line of it in every so many steps of a loop.
+// Prefetches what is packed next, a line in every so many steps of a loop.
 struct Ahead {
-  const char* row;  // of the next channel
+  const char* row;  // the next channel
   int64_t element, pixels, image;  // bytes of an element; from channel to channel, from image to image
   const Column* columns;
   int64_t vectors, channels;     // how much
   int64_t vector, credit, rate;  // the next one; parts of a line, and so many more in a step
   static constexpr int64_t kLine = 1 << 16;
 
-  // All of it in so many steps.
+  // Spreads all of it over so many steps.
   void spread_over(int64_t steps) { rate = least(kLine, channels * vectors * kLine / most(1, steps)); }
   __attribute__((always_inline)) void step() {
     credit += rate;
@@ -34,7 +34,7 @@ struct AheadInTensor {
   const char* at;
   int64_t distance, further;
 
-  // The same ones for all vectors.
+  // Prefetches the same lines for all vectors.
   template <class T>
   static AheadInTensor of(const T* at, int64_t distance) {
     return {reinterpret_cast<const char*>(at), distance * int64_t(sizeof(T)), 0};
@@ -54,12 +54,12 @@ struct PointwiseProducts {
   typedef T Arithmetic;
   static constexpr bool kInTensor = InTensor;
   const T *weight, *source;  // of each row and term; [vector][term][lane]
-  int64_t together, gap;     // so many terms' weights one step apart, and then so much further
-  int64_t pitch, terms;      // from vector to vector of the source; how many
+  int64_t together, gap;     // terms whose weights are one step apart; elements to skip after them
+  int64_t pitch, terms;      // elements from vector to vector of the source; number of terms
   typename std::conditional<InTensor, AheadInTensor, Ahead>::type* ahead;
 };
 
-// From row to row and from term to term of the weights, from term to term of the source.
+// Elements from row to row and from term to term of the weights, and from term to term of the source.
 struct PointwiseSteps {
   int64_t row, term, source;
 };
@@ -113,7 +113,8 @@ void multiply_vectors(Products run, int64_t vectors) {
     run.template advance<N>(now);
   }
 }
-// Some rows, at most kPointwiseRows, and any number of vectors: 8, 4, 2 or 1 rows at a time, few loops for all numbers.
+// Multiplies up to kPointwiseRows rows by any number of vectors: 8, 4, 2 or 1 rows at a time, few loops for all
+// numbers.
 template <int N, class Products>
 void multiply_rows(const Products& run, int64_t rows, int64_t vectors) {
   constexpr int kSizes = kPointwiseRows == 8 ? 4 : 3;
@@ -128,11 +129,11 @@ void multiply_rows(const Products& run, int64_t rows, int64_t vectors) {
 
 template <class S, class T>
 struct PointwiseResults : PointwiseProducts<T, false> {
-  const T* start;  // of each row
+  const T* start;  // first summand of each row
   S* result;
-  int64_t pixels, image;  // from row to row, from image to image
+  int64_t pixels, image;  // elements from row to row, from image to image
   const Column* columns;
-  int64_t rows;  // of the packed weights
+  int64_t rows;  // rows of the packed weights
 
   template <int N>
   PointwiseSteps steps() const { return {1, rows, N}; }
@@ -143,7 +144,7 @@ struct PointwiseResults : PointwiseProducts<T, false> {
   template <int N>
   void advance(int64_t vectors) { columns += vectors; }
 
-  // What is written behind the loop.
+  // Prefetches the results that are written after the loop.
   template <int N, int R, int P>
   __attribute__((always_inline)) void prefetch() const {
     UNROLL for (int p = 0; p < P; ++p) {
@@ -187,16 +188,16 @@ struct PointwiseResults : PointwiseProducts<T, false> {
 
 // ---- grad_weight: a row is a channel of grad_output, a term a pixel, a lane a channel of the input ------------------
 
-// Or results in channels_last: a row is a pixel, a term a channel of the source, a lane one of the results'.
-// InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term]. S: of the
-// results.
+// It also computes results in channels_last: a row is a pixel, a term a channel of the source, a lane one of the
+// results. InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term]. S: of
+// the results.
 template <class S, class T, bool InTensor>
 struct PointwiseSums : PointwiseProducts<T, InTensor> {
   PointwiseSteps step;  // in a tensor
   S* to;
-  int64_t row, lanes;  // from row to row; how many there are
-  bool add;            // to what is there
-  const T* start;      // of each lane; null: zeros
+  int64_t row, lanes;  // elements from row to row; number of lanes
+  bool add;            // whether to add to the results that are there
+  const T* start;      // first summand of each lane; null: zeros
 
   template <int N>
   PointwiseSteps steps() const { return InTensor ? step : PointwiseSteps{N, 1, N}; }
@@ -204,7 +205,7 @@ struct PointwiseSums : PointwiseProducts<T, InTensor> {
   void skip_rows(int64_t count) { this->weight += count * steps<N>().row, to += count * row; }
   template <int N>
   Vec<T, N> start_of(int, int vector) const { return start ? load<T, N>(start + vector * N) : Vec<T, N>{}; }
-  // What is written behind the loop, or added to.
+  // Prefetches the results that are written after the loop, or added to.
   template <int N, int R, int P>
   __attribute__((always_inline)) void prefetch() const {
     UNROLL for (int r = 0; r < R; ++r)

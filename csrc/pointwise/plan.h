@@ -1,4 +1,4 @@
-// How a pointwise problem is cut up: columns of pixels, rows of channels. Integers only.
+// Cuts a pointwise problem up into columns of pixels and rows of channels. Integers only.
 #pragma once
 
 #include "../vectors/plan.h"
@@ -6,15 +6,16 @@
 
 namespace {
 
-// Sums in registers: rows x vectors.
+// Rows and vectors of the sums that stay in registers.
 constexpr int kPointwiseRows = kVectorBytes == 64 ? 8 : 4, kPointwiseColumns = 3;
 
-// Of pixels, packed, that all weights are used with in turn: most of a second-level cache, which has 1 MiB or more in
-// most processors with AVX-512, else perhaps 512 KiB. And of those packed while the next ones are prefetched.
+// Bytes of packed pixels that all weights are used with in turn: most of a second-level cache, which has 1 MiB or more
+// in most processors with AVX-512, else perhaps 512 KiB. Bytes of pixels that are packed while the next ones are
+// prefetched.
 constexpr int64_t kFewPixelsBytes = kVectorBytes == 64 ? 4 * kTileBytes : kTileBytes;
 constexpr int64_t kBlockBytes = kVectorBytes == 64 ? kTileBytes : kTileBytes / 2;
-// Weights whose sums are loaded and stored so fast that a block for them need not be long, but fits into the
-// first-level cache. (With AVX-512 that is slower on average.)
+// Bytes of weights up to which loading and storing their sums is so fast that a block need not be long, but fits into
+// the first-level cache. (With AVX-512 that is slower on average.)
 constexpr int64_t kFewSumsBytes = kVectorBytes == 64 ? 0 : kTileBytes / 4;
 
 // A vector of columns: the pixel it begins with, and how many of its lanes there are. Where it is `whole` all are, in
@@ -32,11 +33,11 @@ struct PointwisePlan : Request {
   bool backward;             // the source is grad_output
   bool channels_last;        // where a panel is a vector of results, and pixels are rows
   int64_t sources, results;  // channels a group
-  int64_t vectors, panels;   // of columns; of result rows, a group
+  int64_t vectors, panels;   // vectors of columns; panels of result rows in a group
   int64_t together;          // groups whose panels a work item takes in turn: 1, or in channels_last, where they lie
                              // together, all
   int64_t segments, chunks;  // pieces of the columns and of such groups' panels: one of each, and groups, are an item
-  int64_t block;             // vectors that are packed at once
+  int64_t block;             // vectors of columns that are packed at once
   bool sums_grad, sums_input;  // for grad_bias
 
   // Small groups are those of grouped/grouped.h, whose lanes are pixels, where channels would fill few lanes here: for

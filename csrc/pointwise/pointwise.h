@@ -4,8 +4,8 @@
 //   grad_input:  the same over grad_output, with the weight transposed
 //   grad_weight: sums over pixels
 //
-// What limits it: the multiply-adds. With few channels on one side the memory takes nearly as long, at the same time.
-// Here is what both layouts share: the plan, its memory and its threads.
+// The multiply-adds limit it. With few channels on one side the memory takes nearly as long, at the same time. This
+// file has what both layouts share: the plan, its memory and its threads.
 #pragma once
 
 #include "../vectors/parallel.h"
@@ -20,11 +20,11 @@ class Pointwise {
  public:
   struct Plan : PointwisePlan {
     Memory memory;
-    Array<T> source, other, transposed, packed, item_weight;  // of each thread
+    Array<T> source, other, transposed, packed, item_weight;  // each thread's, as are the columns
     Array<Column> columns;
     Array<T> weight, start, partial;
 
-    // Whether sums are in results themselves: there is one segment, and nothing to convert.
+    // Returns whether sums are added up in the results: there is one segment, and nothing to convert.
     bool in_place() const { return segments == 1 && std::is_same<S, T>::value; }
   };
 
@@ -55,12 +55,12 @@ class Pointwise {
     return {first, first + p.weights()};
   }
 
-  // So many vectors, of so many elements each, stay in the cache.
+  // Returns how many vectors, of so many elements each, stay in the cache.
   static int64_t cached(int64_t elements, int64_t bytes = kTileBytes) {
     return most(1, bytes / most(1, elements * int64_t(sizeof(T))) / kPointwiseColumns) * kPointwiseColumns;
   }
 
-  // What all threads share.
+  // Makes a plan with the memory that all threads share.
   static Plan make_shared_plan(const convgrad_problem& q) {
     Plan p = {};
     static_cast<PointwisePlan&>(p) = make_pointwise_plan(q, N, sizeof(T));

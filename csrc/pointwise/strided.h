@@ -7,7 +7,7 @@
 
 namespace {
 
-// The problem of what takes part.
+// Returns the problem of stride 1 for the positions that take part.
 inline convgrad_problem without_stride(convgrad_problem q) {
   for (int d = 0; d < 3; ++d) q.input[d] = q.output[d], q.stride[d] = 1;
   return q;
@@ -26,9 +26,9 @@ class StridedPointwise {
  public:
   struct Plan {
     typename Kernels::Plan plan;
-    Memory memory;  // all of it shared
+    Memory memory;  // shared memory alone
     Array<S> input, grad_input;
-    Array<char> own;  // of the kernels
+    Array<char> own;  // memory of the kernels of stride 1
     int64_t images, channels, size[3], taken[3], stride[3];
     bool channels_last;
 
@@ -87,7 +87,7 @@ class StridedPointwise {
     });
   }
 
-  // All other positions have the bias only. Rows are computed in blocks of which one takes part.
+  // All other positions get the bias only. Of each block of rows, one takes part.
   static void spread(const Plan& p, const convgrad_tensors& t, const S* taken, int threads) {
     S* const grad_input = static_cast<S*>(t.grad_input);
     const S* const bias = static_cast<const S*>(t.bias);

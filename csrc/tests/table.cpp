@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -18,22 +19,18 @@ void store(int64_t number, int64_t generation) {
   for (int64_t v : {number, number * 7, int64_t(3)}) key.add(v);
   int64_t entry[kWords];
   for (int64_t& word : entry) word = number;
-  table.store(key.values, key.bytes(), entry, sizeof entry, generation);
+  table.store(key, entry, sizeof entry, generation);
 }
 
 void look_up(int64_t number) {
   aten::Key key;
   for (int64_t v : {number, number * 7, int64_t(3)}) key.add(v);
   const int64_t generation = table.generation();
-  {
-    const aten::Table::Reader reader(table);
-    if (const auto* entry = static_cast<const int64_t*>(table.find(key, reader))) {
-      found++;
-      for (int i = 0; i < kWords; i++) wrong += entry[i] != number;
-      return;
-    }
-  }
-  store(number, generation);
+  const aten::Table::Found held = table.find(key);
+  const auto* entry = static_cast<const int64_t*>(held.entry());
+  if (!entry) return store(number, generation);
+  found++;
+  for (int i = 0; i < kWords; i++) wrong += entry[i] != number;
 }
 
 void work(int thread, int rounds) {

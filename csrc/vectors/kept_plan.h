@@ -1,5 +1,5 @@
-// What is in the memory of a convgrad_plan, as dispatch.cpp sees it; the kernels of an instruction set put their own
-// behind it (variant.cpp).
+// The beginning of a convgrad_plan, as dispatch.cpp sees it; the kernels of an instruction set store their own part
+// after it (variant.cpp).
 #pragma once
 
 #include <new>
@@ -7,12 +7,12 @@
 
 #include "../convgrad_native.h"
 
-// Of the memory, all but for what `keep_in_front` (products.h) puts in front of another kernels' plan.
+// Bytes of a convgrad_plan that an ordinary plan may take; `keep_in_front` (products.h) uses the others for its own.
 constexpr int kOrdinaryBytes = 704;
 
 struct KeptPlan {
   const char* name;
-  int64_t bytes;  // of scratch memory, for all threads
+  int64_t bytes;  // scratch memory of all threads
   int threads;
   // With `threads` of the plan's or fewer. `memory` begins on a cache line.
   void (*run)(const KeptPlan& plan, const convgrad_tensors& tensors, char* memory, int threads);

@@ -3,11 +3,11 @@
 // Both see a source as pixels of vectors at a fixed pitch, and kernel elements as a list of offsets ("taps"); neither
 // knows a dimension or a layout.
 //
-// Where kernel elements lie as far apart as the pixels that are computed together (the dilation is the stride), they
-// share their loads: `correlate` takes three of them at once, `accumulate` a whole row. Elsewhere each multiply-add has
+// If kernel elements are as far apart as the pixels that are computed together (the dilation is the stride), they share
+// their loads: `correlate` takes three of them at once, `accumulate` a whole row. Elsewhere each multiply-add has
 // a load of its own; two loads a cycle are then the same limit as two multiply-adds.
 //
-// What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. Where 16-bit storage is converted
+// Their limit is the bytes for up to 9 kernel elements, the multiply-adds from 25 on. Where 16-bit storage is converted
 // by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
 // seven. Results in rows of 7 or fewer wait for the additions of their own sums.
 #pragma once
@@ -47,9 +47,9 @@ struct ResultRows {
   const T* weight;
   const T* start;  // what the sums start from: the bias, or zeros
   const Tap* taps;
-  int64_t source_lane, weight_lane;  // from lane to lane: a whole vector lies together, the next one where these say
-  int64_t count;  // of the taps
-  int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
+  int64_t source_lane, weight_lane;  // elements from lane to lane, for the first lanes of two vectors
+  int64_t count;  // number of taps
+  int64_t along;  // taps in a row that lie one source step apart; 1 where none do
   int64_t rows;
   Prefetcher* prefetcher;
   const X* newest;  // the first pixel's last row, which no results before have read; null: nothing is prefetched
@@ -175,7 +175,7 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* 
   }
 }
 
-// The same for one pixel at the border of a row and the taps [First, Last) of the kernel rows.
+// Adds one pixel at the border of a row, for the taps [First, Last) of the kernel rows.
 template <class T, int N, int R, int W, int First, int Last, class X>
 inline void add_border(Vec<T, N>* sum, const int64_t* offset, const X*& grad, const X*& input, int64_t step,
                        const Rows<X>& r) {
@@ -186,7 +186,7 @@ inline void add_border(Vec<T, N>* sum, const int64_t* offset, const X*& grad, co
   }
   grad += r.grad_pixel, input += r.input_pixel;
 }
-// All pixels that lack taps, at one end of a row: the first taps at its beginning, the last ones at its end.
+// Adds all pixels at one end of a row that lack taps: the first taps at its beginning, the last ones at its end.
 template <bool End, class T, int N, int R, int W, int U, class X, int... I>
 inline void add_borders(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
                         const Rows<X>& r, std::integer_sequence<int, I...>) {

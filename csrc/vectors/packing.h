@@ -19,12 +19,12 @@ struct Block {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Packing {
-  // A vector of a block's lanes.
+  // Returns the part of a block that is one vector of its lanes.
   static Block vector_of(const Block& b, int64_t lane) {
     return b.lanes == N ? b : Block{b.channel + lane, b.image, b.live - lane, N, N};
   }
 
-  // Where each lane's image plane begins. Lanes that are not in use repeat the first: they may be read, and count as 0.
+  // Finds where each lane's image plane begins. Unused lanes repeat the first: they may be read, and count as 0.
   template <class P>
   static void planes(P* base, const Tensor& x, const Block& b, P** lane) {
     const int64_t pixels = x.pixels(), to_channel = x.step * pixels, to_image = x.width * pixels;
@@ -67,7 +67,7 @@ struct Packing {
     }
   }
 
-  // The same for less than a vector of pixels.
+  // Packs less than a vector of pixels.
   static void pack_few(T* to, S* const* lane, int64_t live, int64_t pixel, int64_t count, int64_t width, int64_t row) {
     for (int64_t i = 0; i < count; ++i)
       for (int64_t l = 0; l < N; ++l)
@@ -118,7 +118,8 @@ struct Packing {
       for (int64_t i = 0; i < pixels; ++i) store<T, N>(to + i * N, Vec<T, N>{});
   }
 
-  // Which positions outside the tensor are packed, as zeros: none (they are there already), the columns, or rows too.
+  // The positions outside the tensor that are packed, as zeros: none (they are there already), the columns, or rows
+  // too.
   enum Borders { kNoBorders, kColumns, kColumnsAndRows };
 
   // The tile `r` of a tensor, as rows of `extent` pixels of a vector; the other vectors of lanes follow.

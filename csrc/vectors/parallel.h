@@ -1,7 +1,7 @@
-// Threads and their scratch memory. The threads are those of PyTorch's own OpenMP runtime, called by name, so that there
-// is one pool of threads and no compiler needs an OpenMP of its own (`#pragma omp` would make clang call functions that
-// the runtime in PyTorch's wheels lacks). GNU's runtime has these four functions; LLVM's and Intel's have them too, for
-// programs that GCC compiled.
+// Threads and their scratch memory. The threads are those of PyTorch's own OpenMP runtime, called by name, so that
+// there is one pool of threads and no compiler needs an OpenMP of its own (`#pragma omp` would make clang call
+// functions that the runtime in PyTorch's wheels lacks). GNU's runtime has these four functions; LLVM's and Intel's
+// have them too, for programs that GCC compiled.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct Layout {
   }
 };
 
-// What all threads share, and behind it what each has for itself.
+// Scratch memory: what all threads share, and after it what each has for itself.
 struct Memory {
   Layout shared, each;
   char* of_thread(char* memory, int64_t thread) const { return memory + shared.bytes + thread * each.bytes; }
@@ -61,7 +61,7 @@ void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_
   GOMP_parallel(enter, &work, static_cast<unsigned>(threads), 0);
 }
 constexpr auto nothing = [](auto&&...) {};
-// What runs `body(i)`, or with a thread's scratch `body(i, scratch)`, for each i of a share.
+// Returns a function that runs `body(i)`, or with a thread's scratch `body(i, scratch)`, for each i of a share.
 template <class Body>
 auto each(const Body& body) {
   return [body](Range share, auto&&... scratch) {
@@ -69,7 +69,7 @@ auto each(const Body& body) {
   };
 }
 
-// The items alone.
+// Runs items alone.
 template <class RunItem>
 void run_items(int64_t threads, int64_t items, const RunItem& run) {
   run_items(threads, 0, nothing, items, [](int64_t) { return 0; }, [&](int, int64_t item) { run(item); }, 0, nothing);

@@ -1,4 +1,4 @@
-// How a depthwise or grouped problem is cut up: lanes, tiles, ranges. Integers only; no vector, no tensor.
+// Cuts a depthwise or grouped problem up into lanes, tiles and ranges. Integers only; no vector, no tensor.
 //
 // A work unit is a block of lanes (channels of one image; several images where there are few channels) times a tile
 // of the image. Its operands are packed into scratch memory that stays in the second-level cache.
@@ -98,7 +98,7 @@ inline Region region_at(const TapRange& r, int64_t base, int64_t step, int64_t l
   return z;
 }
 
-// Whether a problem is a matrix product: kernels of one element, no padding, no positions left out.
+// Returns whether a problem is a matrix product: kernels of one element, no padding, no positions left out.
 inline bool is_product(const convgrad_problem& q) {
   for (int d = 0; d < 3; ++d)  // a single position has any stride
     if (q.kernel[d] != 1 || q.padding[d] || q.output[d] != q.input[d] || (q.stride[d] != 1 && q.input[d] != 1))
@@ -106,7 +106,7 @@ inline bool is_product(const convgrad_problem& q) {
   return true;
 }
 
-// Piece `i` of `n` nearly equal ones.
+// Returns piece `i` of `n` nearly equal pieces of [0, size).
 inline Range share(int64_t size, int64_t i, int64_t n) {
   return n == 1 ? Range{0, size} : Range{size * i / n, size * (i + 1) / n};
 }
@@ -142,11 +142,11 @@ struct TileRanges {
   Range output[3];       // computed by forward, summed by grad_weight
   Range grad_input[3];   // computed by grad_input
   Range input[3];        // packed of input
-  Range summed[3];       // of input, by the bias gradient of a transposed convolution
+  Range summed[3];       // summed of input, for the bias gradient of a transposed convolution
   Range grad_output[3];  // packed of grad_output
 };
 
-// What every plan knows.
+// The part of a problem that every plan keeps.
 struct Request {
   int64_t batch, channels, multiplier, kernel_elements;
   int outputs, threads;
@@ -175,7 +175,7 @@ struct Tiling : Request {
   Tensor input_tensor() const {
     return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1, padding_mode};
   }
-  // Whether gradients of what was read outside the input are added to where it lies. That takes whole images.
+  // Returns whether gradients of the padding are added to the positions whose values it has. That takes whole images.
   bool folds() const { return padding_mode && wants(CONVGRAD_GRAD_INPUT); }
   int64_t folded_pixels() const { return axis[0].padded().size() * axis[1].padded().size() * axis[2].padded().size(); }
 
@@ -187,7 +187,7 @@ struct Tiling : Request {
       kernel_elements *= q.kernel[d];
     }
   }
-  // After the bands: how many tiles, and how large they are packed.
+  // Sets the number of tiles and their packed extents, once the bands are chosen.
   void set_tiles() {
     tiles = bands[0] * bands[1] * bands[2];
     for (int d = 0; d < 3; ++d)
@@ -209,7 +209,7 @@ struct Tiling : Request {
   }
 
  private:
-  // Of one dimension, those of a band.
+  // Sets the ranges of a band in one dimension.
   void set_ranges(TileRanges& r, int d, int64_t band) const {
     const Axis& a = axis[d];
     const int64_t n = bands[d];
@@ -244,8 +244,8 @@ constexpr bool kTestsTiles = false;
 constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024;
 #endif
 
-// How many sums for grad_weight, of so many bytes, work items may have of their own: as fit the memory that a thread
-// keeps (dispatch.cpp). To write and add more of them, in new memory for each call, takes up to a quarter of the time.
+// Returns how many copies of grad_weight, of so many bytes, work items may sum into: as many as fit the memory that a
+// thread keeps (dispatch.cpp). More of them, in new memory for each call, take up to a quarter of the time.
 inline int64_t most_sums(int64_t bytes) { return most(1, (16 << 20) / bytes); }
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.

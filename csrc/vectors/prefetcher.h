@@ -29,10 +29,10 @@ class Prefetcher {
     lines_ += ceil_div(bytes, kLineBytes);
   }
 
-  // Prefetch all within so many multiply-adds.
+  // Spread the prefetching over so many multiply-adds.
   void within(int64_t work) { rate_ = ceil_div(lines_ * kLine, most(work, 1)); }
 
-  // What is due with so many multiply-adds.
+  // Returns the credit of so many multiply-adds.
   int64_t due(int64_t work) const { return rate_ * work; }
   void advance(int64_t due) {
     for (credit_ += due; credit_ >= kLine && parts_ > 0; credit_ -= kLine) {

@@ -54,7 +54,7 @@ inline T sum_of_lanes(const Vec<T, N>& v) {
   return sum;
 }
 
-// Whether none of `count` elements is an infinity or NaN.
+// Returns whether none of `count` elements is an infinity or NaN.
 template <class T, int N>
 inline bool all_finite(const T* from, int64_t count) {
   Vec<T, N> zero[4] = {};  // several sums: each addition waits for the one before
@@ -64,7 +64,7 @@ inline bool all_finite(const T* from, int64_t count) {
   return sum_of_lanes<T, N>((zero[0] + zero[1]) + (zero[2] + zero[3])) == 0;
 }
 
-// The sum of `count` vectors, `step` elements apart.
+// Returns the sum of `count` vectors, `step` elements apart.
 template <class T, int N, class S>
 inline Vec<T, N> sum_vectors(const S* from, int64_t step, int64_t count) {
   Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
@@ -74,7 +74,7 @@ inline Vec<T, N> sum_vectors(const S* from, int64_t step, int64_t count) {
   for (; count > 0; --count, from += step) total[0] += load<T, N>(from);
   return (total[0] + total[1]) + (total[2] + total[3]);
 }
-// The sum of `count` elements that follow one another, in lanes.
+// Returns the sum of `count` consecutive elements, in lanes.
 template <class T, int N, class S>
 inline Vec<T, N> sum_elements(const S* from, int64_t count) {
   const Vec<T, N> total = sum_vectors<T, N>(from, N, count / N);

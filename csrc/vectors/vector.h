@@ -38,7 +38,7 @@ struct VectorOf {
 template <class T, int N>
 using Vec = typename VectorOf<T, N>::type;
 
-// As many integers as wide as T: masks, and lane numbers.
+// Integers of the width of T: masks and lane numbers.
 template <class T>
 using LaneInteger = typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type;
 template <class T, int N>
@@ -61,7 +61,7 @@ inline To bit_cast(const From& from) {
 
 // ---- conversions of 16-bit storage ------------------------------------------------------------------------------
 
-// Whether a load converts in an instruction or two: then kernels may read a pixel as often as they need it.
+// True if a load converts in an instruction or two: then kernels may read a pixel as often as they need it.
 template <class S>
 constexpr bool kCheapToLoad = true;
 #if !defined(__AVX2__)
@@ -173,7 +173,7 @@ inline void store(S* to, Vec<T, N> v) {
   }
 }
 
-// Whether some lanes are loaded and stored in an instruction.
+// True if one instruction loads or stores some of the lanes.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 constexpr bool kMasks = true;
 #else
@@ -196,7 +196,7 @@ inline Vec<T, N> load_first(const S* from, int64_t live) {
   return load<T, N>(buffer);
 }
 
-// Fewer than N lanes: halves, quarters ... of the vector.
+// Stores fewer than N lanes: halves, quarters ... of the vector.
 template <class U, int N>
 inline void store_part(void* to, Vec<U, N> v, int64_t live) {
   if constexpr (N > 1) {
@@ -323,8 +323,8 @@ __attribute__((always_inline)) inline void transpose(const Get& get, const Put& 
   UNROLL for (int l = 0; l < N; ++l) put(l, square[l]);
 }
 
-// The same pointer, and the same vector in a register, about which the compiler knows nothing. Else it keeps a pointer
-// for every row or kernel element, more than there are registers, and loads a vector again for each multiply-add.
+// Return their argument, but the compiler no longer knows where it came from. Otherwise it keeps a pointer for every
+// row or kernel element, more than there are registers, and loads a vector again for each multiply-add.
 template <class T>
 inline const T* opaque(const T* pointer) {
   asm("" : "+r"(pointer));

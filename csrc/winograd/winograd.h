@@ -76,12 +76,11 @@ class Winograd {
     int64_t source[3], result[3];              // sizes
     int64_t padding[3], apart[3];              // kernel element k of result i reads source i - padding + k * apart
     int64_t taps;                              // kernel elements in depth
-    int64_t classes[2], rows, stretches;       // of results that are `apart`: rows of tiles, and pieces of one
-    int64_t tiles;                             // of a unit
+    int64_t classes[2], rows, stretches;       // classes of results that are `apart`; their rows of tiles, in pieces
+    int64_t tiles;                             // tiles of a unit
     int64_t units, blocks, parts, segments;    // parts of the results' channels; segments of the blocks
-    Array<T> weight, sum;                     // of all threads
-    Array<T> values, outer, product, transposed;  // of each
-    Array<T> slab;
+    Array<T> weight, sum;                      // shared
+    Array<T> values, outer, product, transposed, slab;  // each thread's
 
     int64_t source_vectors() const { return ceil_div(sources, N); }
     int64_t result_vectors() const { return ceil_div(results, N); }
@@ -123,7 +122,7 @@ class Winograd {
     const int64_t row = ceil_div(ceil_div(p.result[2], p.classes[1]), kTileColumns);
     p.stretches = ceil_div(row, kMostTiles), p.tiles = ceil_div(row, p.stretches);
     p.units = p.images * p.result[0] * p.classes[0] * p.rows * p.classes[1] * p.stretches;
-    // As many tiles as fit into the cache, if each thread gets a block.
+    // A block has as many tiles as fit into the cache, if that leaves a block for each thread.
     const int64_t tile = kFrequencies * int64_t(sizeof(T)) * (p.pitch() + (p.sums ? p.outer_pitch() : kProducts));
     const int64_t most_tiles = most(kLeastTiles, kTransformedBytes / tile);
     p.blocks = ceil_div(p.units, most(1, most_tiles / p.tiles));
@@ -165,13 +164,13 @@ class Winograd {
 
  private:
   using V = Vec<T, N>;
-  static constexpr int64_t kMostWeights = 1 << 21;  // before they are transformed
-  static constexpr int64_t kMostOfAll = 1 << 14;    // terms, in pieces, of a result: 64 MB of a block's values a thread
-  static constexpr int64_t kMostTerms = kTestsTiles ? 10 : 96;   // of a piece
-  static constexpr int64_t kMostTiles = kTestsTiles ? 3 : 32;    // of a unit
-  static constexpr int64_t kLeastTiles = kTestsTiles ? 4 : 64;   // of a block: each uses all weights
-  static constexpr int64_t kTransformedBytes = kFewPixelsBytes;  // of a block, for the second-level cache
-  static constexpr int64_t kProducts = kPointwiseColumns * N;    // of a tile and frequency that are computed at once
+  static constexpr int64_t kMostWeights = 1 << 21;  // elements of a weight, beyond which it is not used
+  static constexpr int64_t kMostOfAll = 1 << 14;    // terms of a result, likewise: 64 MB of a block's values a thread
+  static constexpr int64_t kMostTerms = kTestsTiles ? 10 : 96;   // terms that are summed in one piece
+  static constexpr int64_t kMostTiles = kTestsTiles ? 3 : 32;    // tiles of a unit
+  static constexpr int64_t kLeastTiles = kTestsTiles ? 4 : 64;   // tiles of a block, each of which uses all weights
+  static constexpr int64_t kTransformedBytes = kFewPixelsBytes;  // bytes of a block, for the second-level cache
+  static constexpr int64_t kProducts = kPointwiseColumns * N;    // results of a tile and frequency computed at once
 
   // ---- units ----
 
@@ -195,7 +194,7 @@ class Winograd {
   Tensor source() const { return {{p.source[0], p.source[1], p.source[2]}, p.groups * p.sources, 0, 1}; }
   Tensor result() const { return {{p.result[0], p.result[1], p.result[2]}, p.groups * p.results, 0, 1}; }
 
-  // Which of `count` columns from x on, each `apart` from the next, there are.
+  // Returns which of `count` columns from x on, each `apart` from the next, are inside.
   Range inside(int64_t x, int64_t count, int64_t size) const {
     const int64_t step = p.apart[2];
     return {least(count, x >= 0 ? 0 : ceil_div(-x, step)), x < size ? least(count, ceil_div(size - x, step)) : 0};
@@ -262,7 +261,7 @@ class Winograd {
   using Down = Transforms<V, kAlongRows>;
   using Across = Transforms<V, kAlongColumns>;
 
-  // Tiles of the source, of one channel vector: `to` of each tile and frequency.
+  // Transforms tiles of the source, for one vector of channels: `to` has each tile and frequency.
   void transform_source(T* to, const T* slab) const {
     constexpr int kShared = kColumns - kTileColumns;  // columns of two tiles
     const int64_t row = p.columns() * N, pitch = p.pitch(), frequency = p.frequency();
@@ -284,7 +283,7 @@ class Winograd {
       }
     }
   }
-  // Of grad_output, as many as there are results.
+  // Transforms tiles of grad_output, each as large as a tile of results.
   void transform_outer(T* to, const T* slab) const {
     const int64_t row = kTileColumns * p.tiles * N, pitch = p.outer_pitch(), frequency = p.outer_frequency();
     for (int64_t tile = 0; tile < p.tiles; ++tile, to += pitch) {
@@ -302,7 +301,7 @@ class Winograd {
       }
     }
   }
-  // The kernel, a vector of each element.
+  // Transforms kernels, given as a vector of each element.
   template <class At>
   static void transform_kernel(const At& at, T* to, int64_t frequency) {
     V rows[kRows][kKernelColumns];
@@ -325,13 +324,13 @@ class Winograd {
   T* packed_weight(int64_t group, int64_t vector) const {
     return p.weight.in(memory_) + (group * p.result_vectors() + vector) * p.panel();
   }
-  // Rows of `count` elements, `row` apart, become `count` vectors of `live` lanes.
+  // Transposes rows of `count` elements, `row` apart, into `count` vectors of `live` lanes.
   static void transpose_rows(T* to, const T* from, int64_t row, int64_t count, int64_t live) {
     for (int64_t i = 0; i < count; i += N)
       transpose<T, N>([&](int l) { return l < live ? load_first<T, N>(from + l * row + i, count - i) : V{}; },
                       [&](int l, V v) { store<T, N>(to + (i + l) * N, v); });
   }
-  // Of a vector of results: [frequency][group and vector of results][kernel element in depth and source][lane].
+  // Packs the weights of a vector of results: [frequency][group and vector of results][tap in depth and source][lane].
   void pack_weight(char* own, int64_t i) const {
     const int64_t group = i / p.result_vectors(), first = i % p.result_vectors() * N;
     const int64_t live = least(N, p.results - first), elements = kElements * p.taps, frequency = weight_frequency();
@@ -363,7 +362,7 @@ class Winograd {
     }
   }
 
-  // The transformed values of a block's units.
+  // Transforms the values of a block's units.
   void load_source(char* own, const T* tensor, int64_t group, Range units, int64_t low_tap, int64_t taps) const {
     T* const slab = p.slab.in(own);
     const Tensor source = this->source();
@@ -431,7 +430,7 @@ class Winograd {
       if (!(finite[l] == 0)) infinite_.store(true, std::memory_order_relaxed);
   }
 
-  // Of a unit and a vector of channels, from the products' sums.
+  // Stores the results of a unit and a vector of channels, computed from the sums of products.
   void store_results(char* own, int64_t group, const Unit& u, int64_t vector, const T* from, V& finite) const {
     const int64_t frequency = p.block_tiles() * kProducts, width = kTileColumns * p.tiles, first = vector * N;
     const int64_t live = least(N, p.results - first), channel = group * p.results + first;
@@ -524,7 +523,7 @@ class Winograd {
     }
   }
 
-  // The gradients of an output channel's weights.
+  // Stores the gradients of an output channel's weights.
   void store_weight(int64_t i) {
     const int64_t group = i / p.results, k = i % p.results, row = p.source_vectors() * N;
     const int64_t all = p.groups * p.group_sums(), elements = kElements * p.taps;

@@ -14,8 +14,6 @@ from ._compat import fp32_precision, saved_tensors_hooks
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
 measuring: list[float | None] = [None]
-#: How many measurements this process has added: where no more are made, choices from before them must be made again.
-measured: list[int] = [0]
 #: Called when `measure` changes what may be chosen.
 on_change: list[Callable[[], None]] = []
 _USUAL_SHARE = 0.05
@@ -69,9 +67,8 @@ def may_choose_again(device: torch.device) -> bool:
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
     library = "mkldnn" if like.is_cpu else "cuda"
-    share, tries = measuring[0], benchmark()
-    since = -1 if share or (share is None and tries) else measured[0]
-    usual = deterministic(), tries, share, since, fp32_precision(library, "conv"), fp32_precision(library, "matmul")
+    precisions = fp32_precision(library, "conv"), fp32_precision(library, "matmul")
+    usual = deterministic(), benchmark(), measuring[0], *precisions
     if like.is_cpu:
         return *usual, threads(), mkldnn()
     return *usual, torch._C._get_cudnn_enabled(), torch._C._get_cudnn_deterministic(), capturing()

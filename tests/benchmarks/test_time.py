@@ -112,7 +112,7 @@ def test_what_differs_from_pytorch_gets_no_time(tmp_path: Path, monkeypatch: pyt
         calls = trials(ways, outputs, device)
         if len(outputs) == 1 and "native" in calls:
             right = calls["native"]
-            calls["native"] = lambda: [t + 1 for t in right()]
+            calls["native"] = lambda: right() + 1
         return calls
 
     monkeypatch.setattr(time_layers, "trials", wrong)

@@ -27,8 +27,8 @@ def _nothing_remembered() -> None:
 
 def test_a_call_is_planned_once() -> None:
     assert type(find("convgrad::convolution", RAW, X, W)) is tuple  # the key of a call that was not seen
-    plan = resolve("convolution", RAW, X, W)
-    assert resolve("convolution", RAW, X, W) is plan
+    plan = resolve("convolution", RAW, X, W, None)
+    assert resolve("convolution", RAW, X, W, None) is plan
     assert find("convgrad::convolution", RAW, X, W) is plan
     assert len(cache.plans) == 1
 
@@ -36,39 +36,39 @@ def test_a_call_is_planned_once() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: resolve("convolution", ([1], *RAW[1:]), X, W),  # another spelling may be read differently
-        lambda: resolve("convolution", RAW, X[:1], W),
-        lambda: resolve("convolution", RAW, X.to(memory_format=torch.channels_last), W),
+        lambda: resolve("convolution", ([1], *RAW[1:]), X, W, None),  # another spelling may be read differently
+        lambda: resolve("convolution", RAW, X[:1], W, None),
+        lambda: resolve("convolution", RAW, X.to(memory_format=torch.channels_last), W, None),
         lambda: resolve(
-            "convolution", RAW, X, W.to(memory_format=torch.channels_last).as_strided(W.shape, (9, 1, 3, 1))
+            "convolution", RAW, X, W.to(memory_format=torch.channels_last).as_strided(W.shape, (9, 1, 3, 1)), None
         ),
-        lambda: resolve("convolution", RAW, X.double(), W.double()),
+        lambda: resolve("convolution", RAW, X.double(), W.double(), None),
         lambda: resolve("convolution", RAW, X, W, torch.zeros(8)),
         lambda: resolve("convolution", RAW, X, W, torch.zeros(16)[::2]),
         lambda: resolve("grad_input", ([2, 8, 6, 6], *RAW), X, W),
-        lambda: resolve("grad_input", ([2, 8, 6, 6], *RAW), X, W, None, torch.channels_last),
+        lambda: resolve("grad_input", ([2, 8, 6, 6], *RAW), X, W, memory_format=torch.channels_last),
     ],
 )
 def test_what_may_change_the_result_is_another_plan(other: Callable[[], Plan]) -> None:
-    first = resolve("convolution", RAW, X, W)
+    first = resolve("convolution", RAW, X, W, None)
     assert other() is not first
     assert len(cache.plans) == 2
-    assert resolve("convolution", RAW, X, W) is first
+    assert resolve("convolution", RAW, X, W, None) is first
 
 
 def test_requests_and_flags_are_part_of_the_key() -> None:
-    plans = [resolve("convolution", RAW, X, W)]
+    plans = [resolve("convolution", RAW, X, W, None)]
     with convgrad.use_backend("im2col"):
-        plans.append(resolve("convolution", RAW, X, W))
+        plans.append(resolve("convolution", RAW, X, W, None))
     with deterministic():
-        plans.append(resolve("convolution", RAW, X, W))
+        plans.append(resolve("convolution", RAW, X, W, None))
     torch.backends.mkldnn.set_flags(_enabled=False)
-    plans.append(resolve("convolution", RAW, X, W))
+    plans.append(resolve("convolution", RAW, X, W, None))
     torch.backends.mkldnn.set_flags(_enabled=True)
     of_float32: Any = torch.backends.mkldnn
     for operation in (of_float32.conv, of_float32.matmul):
         operation.fp32_precision = "bf16"
-        plans.append(resolve("convolution", RAW, X, W))
+        plans.append(resolve("convolution", RAW, X, W, None))
         operation.fp32_precision = "none"
     assert len({id(plan) for plan in plans}) == 6
     assert [plan.steps[0].backend.name == "im2col" for plan in plans] == [False, True, False, False, False, False]
@@ -203,6 +203,8 @@ def test_numbers_of_numpy_are_not_taken_for_one_another() -> None:
 
 def test_a_flag_of_cudnn_changes_nothing_on_the_cpu() -> None:
     with torch.backends.cudnn.flags(deterministic=True):
-        plan = resolve("convolution", RAW, X, W)
+        plan = resolve("convolution", RAW, X, W, None)
     cache.invalidate()
-    assert [s.backend.name for s in resolve("convolution", RAW, X, W).steps] == [s.backend.name for s in plan.steps]
+    assert [s.backend.name for s in resolve("convolution", RAW, X, W, None).steps] == [
+        s.backend.name for s in plan.steps
+    ]

@@ -206,18 +206,18 @@ def test_a_choice_that_lost_once_does_not_stay():
 
 @pytest.mark.usefixtures("quick")
 def test_an_unsettled_choice_is_looked_at_again_and_a_settled_one_is_not(monkeypatch):
-    monkeypatch.setattr(measurer, "_AGAIN", 0.02)
+    for name in ("_AGAIN", "_PAUSE"):
+        monkeypatch.setattr(measurer, name, 0.02)
     with everything():
         for _ in range(40):
             forward()
-            measurer._state.next_look = 0.0
             time.sleep(0.03)
             if certainly_known().count == measurements.SETTLED:
                 break
         assert certainly_known().count == measurements.SETTLED
         spent = measurer._state.spent
         for _ in range(5):
-            measurer._state.next_look = 0.0
+            time.sleep(0.03)
             forward()
         assert measurer._state.spent == spent
         plan = next(iter(cache.plans.values()))

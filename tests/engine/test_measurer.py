@@ -104,7 +104,7 @@ def test_frozen_uses_what_is_known_and_measures_nothing():
     with torch.backends.cudnn.flags(benchmark=True), measure(False):
         assert forward().abs().sum() == 0  # quick's
         forward(X[:, :, :9])
-    assert len(measurements.exported()) == 2  # of the problem and of those like it
+    assert len(measurements.exported()) == 1
     assert measurer._state.spent > 0
 
 
@@ -119,7 +119,7 @@ def test_who_records_a_call_sees_nothing_of_the_measuring():
             warnings.simplefilter("ignore")  # of torch.jit itself
             traced: Any = torch.jit.trace(lambda x: forward(x) + 1, X[:, :, :9], check_trace=False)
         assert len([n for n in traced.graph.nodes() if "::conv" in n.kind()]) == 1
-    assert len(measurements.exported()) == 6
+    assert len(measurements.exported()) == 3
 
 
 @pytest.mark.usefixtures("quick")
@@ -199,13 +199,13 @@ def test_a_thousand_shapes_cost_no_more_than_a_share_of_the_time(monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_without_time_the_rules_decide_and_it_is_measured_later(monkeypatch):
     monkeypatch.setattr(measurer, "_GRANTED", 0.05)
+    monkeypatch.setattr(measurer, "_PAUSE", 0.02)
     with measure(share=0.5):
         measurer._state.since, measurer._state.spent = time.perf_counter(), 0.15  # a debt
         assert forward().abs().sum() > 0
         assert known() is None
         end = time.perf_counter() + 20
         while known() is None and time.perf_counter() < end:
-            measurer._state.next_look = 0.0
             forward()
             time.sleep(0.01)
         assert forward().abs().sum() == 0
@@ -237,4 +237,4 @@ def test_several_ranks_measure_once(folder):
         rank.stdin.write("\n")
         rank.stdin.flush()
     said = [rank.communicate() for rank in ranks]
-    assert said == [("[1, 1]\n", "")] * 2
+    assert said == [("[1]\n", "")] * 2

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import choice, choose, register, rules, store
+from convgrad.engine import choice, choose, fusion_gains, register, rules, store
 from convgrad.engine.measure import Comparison, environment, measurer
 from convgrad.problem import ConvProblem, Output
 
@@ -276,38 +276,39 @@ def test_a_compiled_graph_gets_what_was_confirmed(timer: Timer, fake: Fake) -> N
     assert not _is_atens(P, ("forward",), CPU) or chosen()[0] != "fake"
 
 
+@pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("fused", [0.5, 1.5])
 def test_a_fused_kernel_is_timed_once(timer: Timer, fused: float, monkeypatch: pytest.MonkeyPatch) -> None:
     timer.seconds |= {"apart": 1.0, "fused": fused}
-    monkeypatch.setattr(measurer, "_fused", {})
     ran: list[str] = []
 
     def gains() -> bool:
-        return measurer.fusion_gains(P, CPU, lambda: ran.append("apart"), lambda: ran.append("fused"))
+        plan = convgrad.engine.plan_for(P, ("forward",), CPU)
+        return fusion_gains(plan, lambda: ran.append("apart"), lambda: ran.append("fused"))
 
     with convgrad.measure(False):
         assert not gains()
     assert not ran
     assert gains() == (fused < 1)
-    assert timer.compared == [["apart", "fused"]]
-    for _ in range(2):  # in this process, and in another one
-        assert gains() == (fused < 1)
-        monkeypatch.setattr(measurer, "_fused", {})
-    assert timer.compared == [["apart", "fused"]]
+    compared = len(timer.compared)
+    assert timer.compared == [["apart", "fused"]] * compared
+    fresh(monkeypatch)  # another process
+    assert gains() == (fused < 1)
+    assert len(timer.compared) == compared
 
 
-@pytest.mark.usefixtures("timer")
-def test_a_fused_kernel_that_raises_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurer, "_fused", {})
+@pytest.mark.usefixtures("fake")
+def test_a_fused_kernel_that_raises_is_not_tried_again() -> None:
     calls: list[int] = []
 
     def fused() -> None:
         calls.append(1)
         raise KeyError
 
-    assert not measurer.fusion_gains(P, CPU, lambda: None, fused)
+    plan = convgrad.engine.plan_for(P, ("forward",), CPU)
+    assert not fusion_gains(plan, lambda: None, fused)
     assert (tried := len(calls)) <= 2  # once to compile it
-    assert not any(measurer.fusion_gains(P, CPU, lambda: None, fused) for _ in range(3))
+    assert not any(fusion_gains(plan, lambda: None, fused) for _ in range(3))
     assert len(calls) == tried
 
 

@@ -14,7 +14,7 @@ import convgrad
 from convgrad.backends import ReferenceBackend
 from convgrad.check import check_problem
 from convgrad.engine import backends, choose, get_backend, register, unregister
-from convgrad.engine.registry import reasons_against, without
+from convgrad.engine.registry import reasons_against
 from convgrad.errors import BackendError, UnknownNameError
 from convgrad.problem import PASSES, ConvProblem, Outputs
 from convgrad.settings import flags
@@ -57,11 +57,12 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
     assert not failed
 
 
-def test_a_hidden_backend_is_there_again_afterwards() -> None:
-    before = [*backends()]
-    with without("im2col"):
-        assert [*backends()] == [name for name in before if name != "im2col"]
-    assert [*backends()] == before
+def test_a_choice_as_if_no_backend_had_a_name() -> None:
+    asked = ConvProblem.parse("mb1ic2ih6oc3kh3"), ("forward",), torch.device("cpu")
+    usual = choose(*asked)
+    register(Another(), preferred=True)
+    assert choose(*asked)[0].backend.name == "another"
+    assert choose(*asked, without="another") == usual
 
 
 @pytest.mark.parametrize("spelling", ["", " (padded copy)"])

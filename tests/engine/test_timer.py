@@ -180,8 +180,8 @@ class Card:
         patch.setattr(torch, "Event", Event)
         patch.setattr(torch.accelerator, "synchronize", self.synchronize)
         patch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: self.host))
-        patch.setattr(timer._Flush, "read", lambda _: self.enqueue(5e-6, self.READ, 256e6))
-        patch.setattr(timer._Flush, "nothing", lambda _: self.enqueue(5e-6, 0.0, 4))
+        patch.setattr(timer._Clock, "read", lambda _: self.enqueue(5e-6, self.READ, 256e6))
+        patch.setattr(timer._Clock, "nothing", lambda _: self.enqueue(5e-6, 0.0, 4))
 
     def synchronize(self, device: torch.device) -> None:
         self.host = max(self.host, self.free)

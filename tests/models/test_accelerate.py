@@ -10,9 +10,7 @@ from torch import nn
 
 import convgrad
 from convgrad.backends import warn_if_absent
-from convgrad.engine import plan_for
 from convgrad.models import accelerate_
-from convgrad.problem import ConvProblem
 
 from .modules import FAST, ComputesItself, OwnName, fingerprint, image, runs_ours, same
 
@@ -245,6 +243,6 @@ def test_no_compiled_kernels_are_told_first_and_warned_of_once(monkeypatch) -> N
     assert "expected to be faster" not in str(report)
     warn_if_absent.cache_clear()
     with pytest.warns(RuntimeWarning, match="NO COMPILED KERNELS: there is no compiler"):
-        plan_for(ConvProblem.parse("ic2iw9oc2kw3"), ("forward",), torch.device("cpu"), now=True)
-    plan_for(ConvProblem.parse("ic2iw8oc2kw3"), ("forward",), torch.device("cpu"), now=True)  # not again
+        convgrad.conv1d(torch.ones(1, 2, 9), torch.ones(2, 2, 3))
+    convgrad.conv1d(torch.ones(1, 2, 8), torch.ones(2, 2, 3))  # not again
     warn_if_absent.cache_clear()

@@ -306,7 +306,7 @@ def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(
     small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They save the same tensors: a product of torch's saves others than ours, and the checkpoint refused that."""
-    monkeypatch.setattr("convgrad.engine.choice.measure_now", lambda *_: None)
+    monkeypatch.setattr("convgrad.engine.measure.measurer.measure_now", lambda *_, **__: None)
     ours, theirs = pair(4, 3)
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     with convgrad.measure():

@@ -169,7 +169,7 @@ def test_every_pass_by_every_backend(name: str, text: str) -> None:
 
 def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """They save the same tensors: a padded copy is larger than the input, and the checkpoint refused that."""
-    monkeypatch.setattr("convgrad.engine.choice.measure_now", lambda *_: None)
+    monkeypatch.setattr("convgrad.engine.measure.measurer.measure_now", lambda *_, **__: None)
     layer = convgrad.nn.Conv2d(16, 16, 3, padding=1, groups=16, padding_mode="circular")
     x = torch.randn(2, 16, 6, 6, requires_grad=True)
     with convgrad.measure():

@@ -156,7 +156,7 @@ def test_constructors_say_their_arguments(name: str) -> None:
 
 def test_a_constructor_names_its_class() -> None:
     with pytest.raises(TypeError, match=r"BinaryConv2d\.__init__\(\) got an unexpected keyword argument 'scal'"):
-        nn.BinaryConv2d(2, 3, 3, scal=True)  # pyright: ignore[reportCallIssue]
+        nn.BinaryConv2d(2, 3, 3, scal=True)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "Transpose" not in name])

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from .._compat import warn_user
-from ..engine import Step, choose, measurements, store, trials, without
+from ..engine import Step, choose, measurements, store, trials
 from ..engine.measure import compare, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
@@ -85,8 +85,7 @@ def _problems(backend: CustomBackend, outputs: Outputs, device: torch.device) ->
 
 
 def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, device: torch.device) -> Timing:
-    with without(backend.name):  # a registered kernel of this name, which is being replaced
-        others = choose(problem, outputs, device)
+    others = choose(problem, outputs, device, without=backend.name)  # a registered kernel that is being replaced
     steps = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
         calls = trials(steps, outputs, device)

@@ -28,7 +28,9 @@ _MOST_FLOPS = 2_000_000
 
 @command("check")
 def check(
-    what: Annotated[str, options.what("[PROBLEM|FILE]", "A problem, or a file of them; files of benchdnn too.")] = "",
+    what: Annotated[
+        str | None, options.what("[PROBLEM|FILE]", "A problem, or a file of them; files of benchdnn too.")
+    ] = None,
     backend: options.Backends = None,
     output: options.Outputs = None,
     transposed: options.Transposed = False,
@@ -76,14 +78,14 @@ def check(
         findings, ended = search_and_record(60.0 if seconds is None else seconds, seed)
         return Result({"aten_findings": findings}, int(bool(findings)) if ended else 130)
     named = [get_backend(name) for name in (backends() if "all" in (backend or ()) else backend or ())]
-    if what:
+    if what is not None:
         problems = read_problems([what], transposed)[0]
     elif transposed:
         raise fail("--transposed says how a problem or a file is read, and none is named", "check PROBLEM --transposed")
     else:
         problems = [*dict.fromkeys(p for one in named for p in problems_for(one))] or list(default_problems())
     single = len(problems) == 1
-    properties = tuple(property_name or (PROPERTIES if thorough or single or not what else _QUICK))
+    properties = tuple(property_name or (PROPERTIES if thorough or single or what is None else _QUICK))
     outputs, place = outputs_named(output), device_here(device)
 
     def computed(problem: ConvProblem) -> bool:

@@ -110,7 +110,7 @@ def _place(text: str) -> tuple[Machine, str, bool]:
     words = text.replace(",", " ").split()
     dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
     rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
-    return Machine.parse(rest or "here"), next(iter(dtypes), ""), "channels_last" in words
+    return Machine.parse(rest if rest or not words else "here"), next(iter(dtypes), ""), "channels_last" in words
 
 
 def _stated(of: OfModel, dtype: str, last: bool) -> OfModel:

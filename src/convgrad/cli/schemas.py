@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ..check import CheckResult
 from ..diagnostics import Answer, Call, Limits, Profile, Variant
 from ..diagnostics.aten_rules.names import Kernel, Scratch
 from ..errors import UnknownNameError
@@ -38,11 +39,7 @@ _CALL = {
 _CHECK = {
     **dict.fromkeys(("problems", "checked", "not_checked", "reduced"), int), "took_seconds": float, "ok": bool,
     "stopped": ("", "time was up", "interrupted"), "properties": [str],
-    "results": [{
-        "problem": str, "backend": str, "output": OUTPUTS, "property_name": str, "message": str, "seed": int,
-        "status": ("passed", "failed", "differs", "skipped"), "device": str, "worst": _AMOUNT, "bound": _AMOUNT,
-        "repeat?": str,
-    }],
+    "results": [_of(CheckResult, "operands") | {"problem": str, "worst": _AMOUNT, "bound": _AMOUNT, "repeat?": str}],
 }  # fmt: skip
 _VERSIONS = dict.fromkeys(("convgrad", "torch", "python"), str)
 
@@ -115,7 +112,7 @@ def schema_of(shape: Any, more: bool) -> dict[str, Any]:
     origin, args = get_origin(shape), get_args(shape)
     if isinstance(shape, type) and is_dataclass(shape):
         shape = _of(shape)
-    elif origin in (Union, UnionType):
+    elif origin in (Union, UnionType, Literal):
         shape = args
     elif origin in (tuple, list):
         shape = [args[0]]

@@ -13,7 +13,7 @@ import torch
 from .._compat import channels_last_of
 from ..backends import padded
 from ..check import first_look
-from ..engine import Step, active, choose, measurements, registered, steps_of
+from ..engine import Step, active, choose, registered, steps_of
 from ..engine.measure import Comparison
 from ..problem import ConvProblem, Outputs, passes_of
 from .calls import Call
@@ -106,15 +106,12 @@ def alternatives(
     if not passes or problem.empty or problem.least_bytes > _MOST_BYTES:
         return None
     outputs = passes if len(passes) == 1 else outputs  # a sum costs every backend the same
-    here = registered()
 
     def steps(name: str) -> tuple[Step, ...]:
-        return (
-            steps_of(measurements.label(here[name].backend) if name in here else name, problem, outputs, device) or ()
-        )
+        return steps_of(name, problem, outputs, device) or ()
 
     candidates = {CHOSEN: (problem, steps(backend) or choose(problem, outputs, device, active()))}
-    for name, (other, _, candidate, _) in here.items():
+    for name, (other, _, candidate, _) in registered().items():
         result = steps(name) if candidate and name != backend else ()
         if result and not (
             other.repeats_aten(problem, device) or first_look(other, problem, result[0].outputs, device)

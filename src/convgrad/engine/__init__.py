@@ -29,7 +29,7 @@ from .measure import measurements, store
 from .measure.measurer import check_with, fusion_gains, measure_now, steps_of
 from .measure.trials import trials
 from .plan import SLOTS, Plan, Step, prepare
-from .registry import Found, backends, get_backend, reasons_against, record, recorded, register, registered, without
+from .registry import Found, backends, get_backend, reasons_against, record, recorded, register, registered
 from .request import (
     Request,
     active,

@@ -107,60 +107,45 @@ def find(
     return None if not there or a.is_neg() or b.is_neg() or (c is not None and c.is_neg()) else plan
 
 
-def resolve(
-    op: str,
-    raw: tuple[Any, ...],
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    memory_format: torch.memory_format | None = None,
-) -> Plan:
-    """Return the plan for a call of an operator below the dispatcher, with operands a, b and c: looked up, or made."""
-    found = find(f"convgrad::{op}", raw, a, b, c, memory_format, True)
-    return found if isinstance(found, Plan) else make(found, op, raw, a, b, c, memory_format)
+def resolve(op: str, raw: tuple[Any, ...], *operands: Any, memory_format: torch.memory_format | None = None) -> Plan:
+    """Return the plan for a call of an operator below the dispatcher: looked up, or made."""
+    found = find(f"convgrad::{op}", raw, *operands, memory_format=memory_format, below=True)
+    return found if isinstance(found, Plan) else make(found, op, raw, *operands, memory_format=memory_format)
 
 
 def make(
-    key: tuple[Any, ...] | None,
-    op: str,
-    raw: tuple[Any, ...],
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    memory_format: torch.memory_format | None = None,
-    padding_mode: PaddingMode = "zeros",
-) -> Plan:
+    key: tuple[Any, ...] | None, op: str, raw: tuple[Any, ...], *operands: Any,
+    memory_format: torch.memory_format | None = None, padding_mode: PaddingMode = "zeros",
+) -> Plan:  # fmt: skip
     """Validate a call of an operator, plan it, and remember the plan under a key; only a ``convolution`` has a mode."""
-    operands: tuple[Any, ...] = (a, b) if op in ("grad_input", "grad_weight") else (a, b, c)
     checked = _CHECKS[op](*operands, *raw, **({} if memory_format is None else {"memory_format": memory_format}))
-    g = checked.geometry
-    sizes, forward = (checked.input_size, checked.weight_size, checked.output_size), op == "convolution"
-    has_bias = forward and c is not None
-    problem = problem_of(*sizes, g, dtype=a.dtype, memory_format=checked.layout, has_bias=has_bias)
+    first, g, forward = operands[0], checked.geometry, op == "convolution"
+    sizes, layout = (checked.input_size, checked.weight_size, checked.output_size), checked.layout
+    has_bias = forward and operands[2] is not None
+    problem = problem_of(*sizes, g, dtype=first.dtype, memory_format=layout, has_bias=has_bias)
     if padding_mode != "zeros":
         problem = problem.replace(padding_mode=padding_mode)
     outputs: Outputs = (problem.bias_pass,) if forward else gradient_outputs(g.transposed, checked.mask)
-    if a.is_cpu:
+    if first.is_cpu:
+        warn_if_absent()
         check_memory(problem, outputs, operands)
-    plan = plan_for(problem, outputs, a.device, now=True)
+    plan = plan_for(problem, outputs, first.device)
     if plan.aten and len(operands) == 3:  # an operator of PyTorch's too, which would get its operands as they are
-        plan.aten = not reads_odd_strides(problem, *((a, b) if forward else operands[1:]))
+        plan.aten = not reads_odd_strides(problem, *(operands[:2] if forward else operands[1:]))
     if forward:
-        plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
-    plan.flags = None if a.is_complex() else flags(a)
+        plan.form = Form(first.shape, operands[1].shape, raw, padding_mode=padding_mode)
+    plan.flags = None if first.is_complex() else flags(first)
     plan.bind(operands if forward else ())
     if key is not None:
         remember(key, plan, plan.generation)
     return plan
 
 
-def plan_for(problem: ConvProblem, outputs: Outputs, device: torch.device, now: bool = False) -> Plan:
-    """Return a new plan under the flags and the request in force; it may be measured if it is about to run ``now``."""
+def plan_for(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Plan:
+    """Return a new plan under the flags and the request in force."""
     outputs, since, request = in_order(outputs), generation[0], active()
-    if now and device.type == "cpu":
-        warn_if_absent()
-    steps = () if problem.empty else choose(problem, outputs, device, request, now=now)
-    return Plan(problem, outputs, device, steps, request, since, watched)
+    steps = () if problem.empty else choose(problem, outputs, device, request)
+    return Plan(problem, outputs, device, steps, request, since, wrap=watched)
 
 
 # ---- the backward of a forward plan ------------------------------------------------------------------------
@@ -175,7 +160,7 @@ def backward_of(plan: Plan, needs: tuple[bool, ...]) -> Plan:
             check_output_padding(transposed, output_padding)
         with resume(plan.request):
             outputs = gradient_outputs(plan.problem.transposed, needs)
-            found = plan_for(plan.problem.replace(has_bias=False), outputs, plan.device, now=True)
+            found = plan_for(plan.problem.replace(has_bias=False), outputs, plan.device)
         plan.backwards[needs] = found
     return found
 

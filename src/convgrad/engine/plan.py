@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ class Step(NamedTuple):
     backend: Backend
     outputs: Outputs
     reason: str
-    #: The choice is made again, once there is time to measure.
-    unsettled: bool = False
+    #: The outputs of which measuring, once there is time, may change the choice; else none.
+    unsettled: Outputs = ()
     #: A rule proposed it, and its first call times it against PyTorch's own.
     proposed: bool = False
 
@@ -35,65 +36,64 @@ def slots_of(outputs: Outputs) -> tuple[int, ...]:
     return tuple([SLOTS.index(s) for s in slots])
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
-    """The kernels for one problem, one set of outputs and one device, under the flags and request at its making.
+    """The kernels for one problem, one set of outputs and one device, under the flags and request at its making."""
 
-    Attributes:
-        outputs: in the order of ``problem.OUTPUTS``.
-        steps: the calls of backends, each with its reason.
-        rests: the outputs that no step yields: the sum for a ``grad_bias``, or all of an empty problem.
-        unsettled: the kernel makes the choice again, so neither PyTorch's own operator nor an entry of the table may
-            replace it.
-        aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
-        arguments: of that operator, if so.
-        backwards, suffices: the results of `calls.backward_of` and `calls.pytorch_autograd_suffices`.
-        form: for the plan of a call, the form from which its derivatives are made.
-        request: the `use_backend` request under which it was made.
-        flags, generation: the plan is valid until one of them changes; without flags, never for a backward pass.
-    """
+    problem: ConvProblem
+    #: In the order of ``problem.OUTPUTS``.
+    outputs: Outputs
+    device: torch.device
+    steps: tuple[Step, ...]
+    #: The `use_backend` request under which it was made.
+    request: Any = None
+    #: It is valid until these two change; without flags, never for a backward pass.
+    generation: int = -1
+    flags: object = None
+    #: Makes the kernel of a step that measuring may change.
+    wrap: Callable[..., Callable[..., Any]] | None = None
+    #: For the plan of a call, the form from which its derivatives are made.
+    form: Any = None
+    #: The results of the functions of these names (`calls.backward_of`, `calls.pytorch_autograd_suffices`).
+    backwards: dict[tuple[bool, ...], Plan] = field(default_factory=dict)
+    suffices: dict[tuple[bool, bool], bool] = field(default_factory=dict)
+    fusion_gains: bool | None = None
+    #: A call may measure, so neither PyTorch's own operator nor an entry of the table may replace it.
+    unsettled: bool = field(init=False)
+    #: Whether PyTorch's own operator, called with the operands as they are, computes all of it; and its arguments.
+    aten: bool = field(init=False)
+    arguments: tuple[Any, ...] = field(init=False)
+    #: The outputs that no step yields: the sum for a ``grad_bias``, or all of an empty problem.
+    rests: list[Output] = field(init=False)
+    _kernels: list[Callable[..., Any]] | None = field(init=False, default=None)
+    #: For each step: which slots it reads, and where among the outputs its results belong.
+    _program: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(init=False)
+    #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
+    _places: list[int] = field(init=False)
 
-    #: What `ops.autograd.Contraction` reads of a `Call`, and of a plan in its place.
-    yields: Role = "output"
-    transformed = False
+    # What `ops.autograd.Contraction` reads of a `Call`, and of a plan in its place.
+    yields: ClassVar[Role] = "output"
+    transformed: ClassVar[bool] = False
 
-    __slots__ = (
-        "_kernels", "_places", "_program", "_wrap", "arguments", "aten", "backwards", "device", "flags", "form",
-        "generation", "outputs", "problem", "request", "rests", "steps", "suffices", "unsettled",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        problem: ConvProblem,
-        outputs: Outputs,
-        device: torch.device,
-        steps: tuple[Step, ...],
-        request: Any = None,
-        since: int = -1,
-        wrap: Callable[..., Callable[..., Any]] | None = None,
-    ) -> None:
-        self.problem, self.outputs, self.device, self.steps = problem, outputs, device, steps
-        self.request, self.generation, self._wrap = request, since, wrap
+    def __post_init__(self) -> None:
+        outputs, steps = self.outputs, self.steps
         self.unsettled = any(step.unsettled or step.proposed for step in steps)
         atens = [step.backend.name for step in steps] == ["aten"] and not self.unsettled
-        self.aten = atens and runs_as_stated(problem)
-        self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
-        self.form: Any = None
-        self.flags: object = None
-        self.backwards: dict[tuple[bool, ...], Plan] = {}
-        self.suffices: dict[tuple[bool, bool], bool] = {}
-        self._kernels: list[Callable[..., Any]] | None = None
-        #: For each step: which slots it reads, and where among the outputs its results belong.
+        self.aten = atens and runs_as_stated(self.problem)
+        self.arguments = statable_arguments(self.problem) if self.aten else ()
+        self.rests = [o for o in outputs if not any(o in step.outputs for step in steps)]
         self._program = [(slots_of(step.outputs), tuple([outputs.index(o) for o in step.outputs])) for step in steps]
-        self.rests: list[Output] = [o for o in outputs if not any(o in step.outputs for step in steps)]
-        #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
-        self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
+        gradients = gradient_outputs(self.problem.transposed)
+        self._places = [outputs.index(o) if o in outputs else -1 for o in gradients]
 
     def bind(self, like: tuple[Tensor | None, ...] = ()) -> list[Callable[..., Any]]:
         """Return the kernel of each step, bound when first needed: many plans are explained and never run."""
         if self._kernels is None:
-            wrap = self._wrap if self.unsettled else None
-            bound = [(bind_step(self.problem, step, like), step) for step in self.steps]
-            self._kernels = [wrap(k, self.problem, step, self.device) if wrap else k for k, step in bound]
+            kernels, wrap = [bind_step(self.problem, step, like) for step in self.steps], self.wrap
+            for i, step in enumerate(self.steps):
+                if wrap and (step.unsettled or step.proposed):
+                    kernels[i] = wrap(kernels[i], self.problem, step, self.device)
+            self._kernels = kernels
         return self._kernels
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -140,7 +140,7 @@ class Plan:
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]
-        copied = (t for t in operands if not is_prepared(step.backend, self.problem, t))
+        copied = [t for t in operands if not is_prepared(step.backend, self.problem, t)]
         copies = tuple(f"operand {tuple(t.shape)} of strides {t.stride()}" for t in copied)
         event = self.event(step.backend.name, step.reason)._replace(outputs=step.outputs, copies=copies)
         return observed(event, partial(self.bind()[i], *args))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -33,8 +31,6 @@ class Registered(NamedTuple):
 
 
 _registered: dict[str, Registered] = {}
-#: A name that is passed over in this thread or task.
-_hidden: ContextVar[str | None] = ContextVar("convgrad_hidden", default=None)
 
 
 def register(backend: Backend, *, preferred: bool = False, candidate: bool = True, source: str | None = None) -> None:
@@ -53,24 +49,12 @@ def unregister(name: str) -> None:
 
 def registered() -> dict[str, Registered]:
     """Return what is registered by name, in the order of registration."""
-    found = _registered.copy()  # at once: another thread may register one
-    found.pop(_hidden.get() or "", None)
-    return found
+    return _registered.copy()  # at once: another thread may register one
 
 
 def backends() -> dict[str, Backend]:
     """Return all registered backends by name, in the order of their registration."""
     return {name: entry.backend for name, entry in registered().items()}
-
-
-@contextmanager
-def without(name: str) -> Generator[None, None, None]:
-    """Choose in this block, and in this thread or task, as if no backend had this name."""
-    token = _hidden.set(name)
-    try:
-        yield
-    finally:
-        _hidden.reset(token)
 
 
 def get_backend(name: str) -> Backend:
@@ -96,8 +80,7 @@ def reasons_against(
     """
     passes = passes_of(outputs)
     if outputs not in backend.sweeps:
-        missing = [p for p in passes if p not in backend.passes]
-        if missing:
+        if missing := [p for p in passes if p not in backend.passes]:
             return [f"it has no {' and no '.join(missing)}"]
         if len(passes) > 1:
             return [f"it does not compute {' and '.join(outputs)} in one sweep"]
@@ -138,10 +121,10 @@ class Found(NamedTuple):
     repeat: str
 
 
-def _machine() -> str:
-    """Return all that decides which kernel runs."""
-    limit = onednn_limit() or "any"
-    return f"torch {torch.__version__} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {limit}"
+def _key(output: str, problem: object) -> str:
+    """Return all that decides which kernel runs, for the store."""
+    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {onednn_limit() or 'any'}"
+    return f"torch {torch.__version__} {machine}; {output}; {problem}"
 
 
 def recorded() -> list[Found]:
@@ -149,15 +132,15 @@ def recorded() -> list[Found]:
     findings = []
     for key, value in store.items(_KIND).items():
         with suppress(ValueError, KeyError, TypeError):  # of another version of this library
-            machine, output, text = key.split("; ", 2)
-            if machine == _machine() and output in OUTPUTS:
+            _, output, text = key.split("; ", 2)
+            if key == _key(output, text) and output in OUTPUTS:
                 findings.append(Found(ConvProblem.parse(text), output, value["what"], value["repeat"]))
     return findings
 
 
 def record(found: Found) -> None:
     """Keep a finding, and avoid PyTorch's kernel there from now on."""
-    store.write(_KIND, f"{_machine()}; {found.output}; {found.problem}", {"what": found.what, "repeat": found.repeat})
+    store.write(_KIND, _key(found.output, found.problem), {"what": found.what, "repeat": found.repeat})
     learn([found[:3]])
     invalidate()
 

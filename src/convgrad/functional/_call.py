@@ -154,7 +154,7 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
     found = None if recorded else find(op, raw, a, b, c)
     if found is None:
         return operator(op)(*operands, *raw)
-    plan = found if found.__class__ is Plan else make(found, op, raw, a, b, c)
+    plan = found if found.__class__ is Plan else make(found, op, raw, *operands)
     return run_gradient(op, plan, raw, *operands)
 
 

@@ -45,7 +45,7 @@ def silu_of_rows(input: Tensor, weight: Tensor, bias: Tensor | None, before: int
     if requested() is None:  # which is not timed
         given = [t.detach() for t in tensors] + [None] * (bias is None)
         calls = (lambda: F.silu(plan.contract(*given)), lambda: fused(*given))  # pyright: ignore[reportArgumentType]
-        if not fusion_gains(plan.problem, input.device, *calls):
+        if not fusion_gains(plan, *calls):
             return None
     return _Silu.apply(partial(_run, plan, fused), before, input, weight, bias)  # pyright: ignore[reportReturnType]
 

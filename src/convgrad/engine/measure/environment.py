@@ -21,10 +21,9 @@ from ...tables import counted
 def environment(device: torch.device) -> str:
     """Return the machine, the versions and the flags in force, as one text; empty for a device that is not here."""
     if device.type == "cpu":
-        conv, matmul = precision("mkldnn", "conv"), precision("mkldnn", "matmul")
-        limit = onednn_limit()
-        onednn = f"onednn {conv}{limit and f' up to {limit}'}" if mkldnn() else "no onednn"
-        flags = f"{threads()} threads, {onednn}, matmul {matmul}"
+        limit = onednn_limit() and f" up to {onednn_limit()}"
+        onednn = f"onednn {precision('mkldnn', 'conv')}{limit}" if mkldnn() else "no onednn"
+        flags = f"{threads()} threads, {onednn}, matmul {precision('mkldnn', 'matmul')}"
         flags += ", memory kept" if memory_kept() else ""
     else:
         on = {"cudnn": torch.backends.cudnn.enabled, "benchmark": benchmark(), "tf32": cudnn_allows_tf32()}
@@ -49,11 +48,11 @@ def kind_of_machine(device: torch.device) -> str:
 
 @cache
 def _versions(device_type: str) -> str:
-    parts = [f"convgrad {__version__}", f"torch {torch.__version__}"]
-    if device_type != "cpu":
-        triton = package_version("triton")
-        parts += [f"cudnn {torch.backends.cudnn.version()}", f"triton {triton}" if triton else "no triton"]
-    return ", ".join(parts)
+    versions = f"convgrad {__version__}, torch {torch.__version__}"
+    if device_type == "cpu":
+        return versions
+    triton = package_version("triton")
+    return f"{versions}, cudnn {torch.backends.cudnn.version()}, {f'triton {triton}' if triton else 'no triton'}"
 
 
 def processor() -> tuple[str, dict[str, str]]:
@@ -101,11 +100,9 @@ def keep_memory() -> bool:
     """Let the C library keep freed memory instead of returning it to the system, for this process, from now on.
 
     Fresh pages cost more than many kernels: filling 64 MB takes several times as long when every page must first be
-    mapped. Training loops gain from it. But memory stays with the process, and it is not fully reversible. Therefore
-    only the user turns it on; a benchmark turns it on for both sides and says so.
-
-    A size settles after about ten allocations: glibc before 2.38 cannot reuse an aligned block at once (its bug
-    14581), until its small caches are full. It works for memory that the main thread allocates.
+    mapped. But memory stays with the process, and this is not fully reversible. Therefore only the user turns it on; a
+    benchmark turns it on for both sides and says so. It works for memory that the main thread allocates, for each size
+    after about ten allocations: glibc before 2.38 cannot reuse an aligned block at once (its bug 14581).
 
     Returns:
         Whether it took effect: only glibc on Linux can.

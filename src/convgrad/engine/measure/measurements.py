@@ -1,8 +1,8 @@
 """Measurements of problems on this machine: reading them, merging new ones, and the choice that follows.
 
-A **way** to compute some outputs is the names of backends: one, for a single pass or for several outputs in one call;
-or one for each pass, joined by commas. Times are relative to the first way of a measurement (ATen's, where it can), for
-these survive a machine that was shared; each further measurement adds one, and the median decides.
+A **way** to compute some outputs is the name of a backend, or a name for each pass, joined by commas. Times are
+relative to the first way's (ATen's, where it can), for these survive a machine that was shared; each further
+measurement adds one, and the median decides.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ import torch
 from ...backends import Backend
 from ...foreign import read_as
 from ...problem import ConvProblem, Output, Outputs, output_length, passes_of
-from ...settings import measured
-from ..cache import clear_table
+from ..cache import invalidate
 from ..registry import backends, computed_at_once, registered
 from . import store
 from .environment import environment, kind_of_machine
@@ -43,6 +42,8 @@ class Measurement:
     times: dict[str, tuple[float, ...]] = field(default_factory=dict)
     #: Way -> what was wrong with its result, or that it raised; never taken.
     wrong: dict[str, str] = field(default_factory=dict)
+    #: Backend -> the version of its kernel, where it has one.
+    versions: dict[str, str] = field(default_factory=dict)
 
     # Of one that was looked up, and no part of what is stored: it is of this problem, not of one like it; it has every
     # kernel that a user registered to be measured.
@@ -53,22 +54,27 @@ class Measurement:
         """Return it, which another program may have written, or raise a ValueError; with texts that belong to it."""
         if not self.times or not all(times and min(times) > 0 for times in self.times.values()):
             raise ValueError("a measurement has no times, or one that is not above 0")
-        if any(len(text) > _LONGEST for text in (*self.times, *self.wrong, *self.wrong.values(), *more)):
+        texts = (*self.times, *self.wrong, *self.wrong.values(), *self.versions, *self.versions.values(), *more)
+        if any(len(text) > _LONGEST for text in texts):
             raise ValueError(f"a measurement has a text of more than {_LONGEST} characters")
         return self
 
     def to_json(self) -> dict[str, Any]:
         times = {way: [float(f"{t:.4g}") for t in times] for way, times in self.times.items()}
-        return {"times": times, **({"wrong": self.wrong} if self.wrong else {})}
+        return {"times": times} | {n: v for n, v in (("wrong", self.wrong), ("versions", self.versions)) if v}
 
     def merged(self, newer: Measurement) -> Measurement:
         """Both, and of each way's times the newest; only the newer one where a kernel has changed since."""
         other_base = [*self.times][:1] != [*newer.times][:1]  # relative to something else
-        if other_base or _differ(self.times, newer.times):
+        if other_base or any(newer.versions.get(name, v) != v for name, v in self.versions.items()):
             return newer
         ways, wrong = dict.fromkeys((*self.times, *newer.times)), self.wrong | newer.wrong
         times = {w: (*self.times.get(w, ()), *newer.times.get(w, ()))[-_MOST_TIMES:] for w in ways if w not in wrong}
-        return Measurement(times, wrong)
+        return Measurement(times, wrong, self.versions | newer.versions)
+
+    def is_current(self, there: Mapping[str, Backend]) -> bool:
+        """Whether no kernel has changed since: what was slower may be the fastest now."""
+        return all(there[name].version == version for name, version in self.versions.items() if name in there)
 
     @property
     def count(self) -> int:
@@ -98,33 +104,8 @@ class Measurement:
 
 def _in_words(way: str) -> str:
     """The backends of a way: ``aten``; ``native and aten``; ``aten in 2 calls``."""
-    names = [name for name, _ in parts_of(way)]
+    names = way.split(", ")
     return f"{names[0]} in {len(names)} calls" if len(names) > len({*names}) else " and ".join(names)
-
-
-def label(backend: Backend) -> str:
-    """Return what a way calls a backend: its name, and the version of its kernel where it has one."""
-    return f"{backend.name}@{backend.version}" if backend.version else backend.name
-
-
-def parts_of(way: str) -> list[tuple[str, str]]:
-    """Return the backends of a way, each with the version of its kernel: this alone reads the text."""
-    return [(name, version) for name, _, version in (part.partition("@") for part in way.split(", "))]
-
-
-def _differ(ways: Iterable[str], now: Iterable[str]) -> bool:
-    """Whether ways name another version of a backend than those of now: what was slower may be the fastest."""
-    before, after = (dict(part for way in some for part in parts_of(way)) for some in (ways, now))
-    return any(after.get(name, version) != version for name, version in before.items())
-
-
-# ---- of one problem --------------------------------------------------------------------------------
-
-
-def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about: bool = False) -> str:
-    """Return all that changes the answer (no gradient of a bias does), of a problem or of all ``about`` like it."""
-    problem = similar(problem) if about else problem.replace(name="") if problem.name else problem
-    return f"{where} | {'about ' if about else ''}{'+'.join(passes_of(outputs))} | {problem}"
 
 
 @lru_cache(256)
@@ -139,42 +120,42 @@ def similar(problem: ConvProblem) -> ConvProblem:
     return problem.replace(batch=batch, input_size=sizes, output_size=outputs, name="").canonical()
 
 
-def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bool = False) -> Measurement | None:
-    """Return what was measured of a problem with the present kernels, or of one like it; ``fresh``: by others, too."""
-    where = environment(device)
-    known = _snapshot(store.folder(), where)
-    for about in (False, True) if known or fresh else ():
-        key = key_of(problem, outputs, where, about)
-        value = store.read(KIND, key) if fresh else known.get(key)
-        if value is not None:
-            known[key] = value
-        found = _read(value)
-        if found.times and not _differ(found.times, map(label, backends().values())):
-            found.same = not about
-            found.complete = not any(computed_at_once(b, problem, outputs, device) for b in _unmeasured(found))
-            return found
-    return None
+# ---- in the store ------------------------------------------------------------------------------------
+
+_BETWEEN = " | "
 
 
-def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
-    """Add a measurement to those of the problem and to those of the ones like it; return what is known now."""
-    where, found = environment(device), new
-    for about in (True, False):
-        key = key_of(problem, outputs, where, about)
-        found = _read(store.read(KIND, key))  # not of the snapshot: another process may have measured it too
-        compared_others = any(label(b) in new.times for b in _unmeasured(found))
-        found = new if compared_others else found.merged(new)
-        store.write(KIND, key, value := found.to_json())
-        _snapshot(store.folder(), where)[key] = value
-    measured[0] += 1
-    clear_table()
-    return found
+def key_of(problem: ConvProblem, outputs: Collection[Output], where: str) -> tuple[str, str, str, str]:
+    """Return the key in the store, as texts: where, passes, the problem that stands for those like it, the problem."""
+    passes, own = _texts(problem, outputs)
+    return where, passes, str(similar(problem)), own
 
 
-def _unmeasured(known: Measurement) -> list[Backend]:
-    """Return the kernels that a user registered with ``prefer="measured"`` and that a measurement does not have."""
-    mine = [entry.backend for entry in registered().values() if entry.candidate and entry.source != ""]
-    return [b for b in mine if label(b) not in known.times and label(b) not in known.wrong]
+def _texts(problem: ConvProblem, outputs: Collection[Output]) -> tuple[str, str]:
+    """Return all of a call that changes the answer: no gradient of a bias does, nor a name."""
+    return "+".join(passes_of(outputs)), str(problem.replace(name="") if problem.name else problem)
+
+
+def _rows() -> Iterator[tuple[list[str], Any]]:
+    """Yield the parts of each key that the store holds, and the value; keys of another version are left out."""
+    split = ((key.split(_BETWEEN), value) for key, value in store.items(KIND).items())
+    return ((parts, value) for parts, value in split if len(parts) == 4)
+
+
+@cache
+def _snapshot(_: Path | None, where: str) -> dict[tuple[str, str], list[Any]]:
+    """(passes, problem), and (passes, "like " and what stands for it) -> what a store held of a machine."""
+    known: dict[tuple[str, str], list[Any]] = {}
+    for (machine, passes, like, own), value in _rows():
+        for problem in (own, f"like {like}") if machine == where else ():
+            known.setdefault((passes, problem), []).append(value)
+    return known
+
+
+def reload() -> None:
+    """Look into the store again when next asked, and make all choices again."""
+    _snapshot.cache_clear()
+    invalidate()
 
 
 def _read(value: Any) -> Measurement:
@@ -185,15 +166,36 @@ def _read(value: Any) -> Measurement:
         return Measurement()
 
 
-def reload() -> None:
-    """Look into the store again when next asked."""
-    _snapshot.cache_clear()
+def find(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Measurement | None:
+    """Return what was measured of a problem with the present kernels, or else of those like it."""
+    if not (known := _snapshot(store.folder(), environment(device))):
+        return None
+    key, there = _texts(problem, outputs), backends()
+    values = known.get(key) or known.get((key[0], f"like {similar(problem)}"), ())
+    each = [m for m in map(_read, values) if m.times and m.is_current(there)]
+    if not each:
+        return None
+    found = reduce(Measurement.merged, each)
+    found.same = key in known
+    found.complete = not any(computed_at_once(b, problem, outputs, device) for b in _unmeasured(found))
+    return found
 
 
-@cache
-def _snapshot(_: Path | None, where: str) -> dict[str, Any]:
-    """Key -> what the store in a folder held of a machine when it was first asked, and what was added since."""
-    return {key: value for key, value in store.items(KIND).items() if key.startswith(f"{where} | ")}
+def _unmeasured(known: Measurement) -> list[Backend]:
+    """Return the kernels that a user registered with ``prefer="measured"`` and that a measurement does not have."""
+    mine = [entry.backend for entry in registered().values() if entry.candidate and entry.source != ""]
+    return [b for b in mine if b.name not in known.times and b.name not in known.wrong]
+
+
+def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
+    """Add a measurement to those of the problem; return what is known of it now."""
+    key = _BETWEEN.join(key_of(problem, outputs, environment(device)))
+    known = _read(store.read(KIND, key))  # another process may have measured it too
+    compared_others = any(b.name in new.times for b in _unmeasured(known))
+    found = new if compared_others else known.merged(new)
+    store.write(KIND, key, found.to_json())
+    reload()
+    return found
 
 
 # ---- all of them -----------------------------------------------------------------------------------
@@ -210,15 +212,14 @@ class _Exported(Measurement):
 
 def exported() -> list[dict[str, Any]]:
     """Return every measurement that the store holds as plain data, for another machine of the same kind, too."""
-    rows = ((key.split(" | "), value) for key, value in store.items(KIND).items())
-    names = ("machine", "outputs", "problem")
-    return [dict(zip(names, key, strict=True), **value) for key, value in rows if len(key) == 3 and _read(value).times]
+    rows = [(key, value) for key, value in _rows() if _read(value).times]
+    return [{"machine": where, "outputs": passes, "problem": own, **value} for (where, passes, _, own), value in rows]
 
 
 def summary(rows: Iterable[dict[str, Any]] | None = None) -> dict[str, int]:
     """Machine and settings -> of how many problems there are rows (by default of the store), with or without bias."""
     rows = exported() if rows is None else rows
-    found = {(r["machine"], r["problem"].replace(" bias", "")) for r in rows if not r["outputs"].startswith("about ")}
+    found = {(r["machine"], r["problem"].replace(" bias", "")) for r in rows}
     return dict(Counter(machine for machine, _ in sorted(found)))
 
 
@@ -234,17 +235,16 @@ def imported(rows: Any) -> tuple[int, int]:
     never = {name for name, entry in registered().items() if not entry.candidate}
     found: dict[str, _Exported] = {}
     for row in read_as(tuple[_Exported, ...], rows, "choices"):
-        where, named, text = row.machine, row.outputs, row.problem
-        row.checked(where, named, text)
-        about = named.startswith("about ")
-        passes: Any = named.removeprefix("about ").split("+")
-        key = key_of(ConvProblem.parse(text), passes, where, about)
-        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2 or not key.isprintable():
-            raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
+        row.checked(row.machine, row.outputs, row.problem)
+        passes: Any = row.outputs.split("+")
+        parts = key_of(ConvProblem.parse(row.problem), passes, row.machine)
+        key = _BETWEEN.join(parts)
+        if parts[1::2] != (row.outputs, row.problem) or _BETWEEN in row.machine or not key.isprintable():
+            raise ValueError(f"these are no outputs of a problem: {row.outputs!r} of {row.problem!r}")
         for way in row.times:
-            names = [name for name, _ in parts_of(way)]
+            names = way.split(", ")
             if never.intersection(names) or len(names) not in (1, len(passes)) or not way.isprintable():
-                raise ValueError(f"{way!r} is no choice for {named} of {text}")
+                raise ValueError(f"{way!r} is no choice for {row.outputs} of {row.problem}")
         found[key] = row
     for key, new in found.items():
         if _read(store.read(KIND, key)).count < new.count:

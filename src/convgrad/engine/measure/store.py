@@ -26,7 +26,6 @@ _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number
 _COLUMNS = "kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key)"
-_SELECT = f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?"
 _FORGOTTEN = "what is measured is forgotten when this process ends"
 #: Of errors that another process, or a folder, is the cause of: no reason to remove the file.
 _NO_DAMAGE = ("lock", "readonly", "unable to open", "disk I/O", "disk is full", "out of memory", "interrupted")
@@ -65,15 +64,17 @@ def _folder(named: str) -> Path | None:
 
 def read(kind: str, key: str) -> Any | None:
     """Return the value of a key, or None where there is none."""
-    if (kind, key) in _unwritten:
-        return json.loads(_unwritten[kind, key])
-    return _intact(kind, _execute(f"{_SELECT} AND key = ?", kind, key)).get(key)
+    return items(kind, key).get(key)
 
 
-def items(kind: str) -> dict[str, Any]:
-    """Return every key of a kind with its value, in the order of the keys."""
-    result = _intact(kind, _execute(_SELECT, kind))
-    result |= {key: json.loads(text) for (of, key), text in _unwritten.copy().items() if of == kind}
+def items(kind: str, *key: str) -> dict[str, Any]:
+    """Return every key of a kind, or one, with its value, in the order of the keys, if it is as it was written."""
+    result, where = {}, "kind = ?" + " AND key = ?" * len(key)
+    for name, value, checksum in _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE {where}", kind, *key) or ():
+        with suppress(AttributeError, TypeError, ValueError):  # damage turns a text into any bytes, or into a number
+            if checksum.decode() == _checksum(kind, name.decode(), value):
+                result[name.decode()] = json.loads(value)
+    result |= {name: json.loads(text) for (of, name), text in _unwritten.copy().items() if of == kind}
     return dict(sorted(result.items()))
 
 
@@ -139,17 +140,6 @@ def alone(wait: float = 0.0) -> Iterator[bool]:
 
 def _checksum(kind: str, key: str, value: bytes) -> str:
     return blake2b(b"\0".join((kind.encode(), key.encode(), value)), digest_size=16).hexdigest()
-
-
-def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
-    """Key -> value of the rows that are as they were written."""
-    result = {}
-    for raw_key, value, checksum in rows or ():
-        with suppress(AttributeError, TypeError, ValueError):  # damage turns a text into any bytes, or into a number
-            key = raw_key.decode()
-            if checksum.decode() == _checksum(kind, key, value):
-                result[key] = json.loads(value)
-    return result
 
 
 def _execute(statement: str, *arguments: str, writes: bool = False) -> list[Any] | None:

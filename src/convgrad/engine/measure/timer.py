@@ -15,6 +15,8 @@ import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -93,12 +95,9 @@ class Comparison:
     def decided(self, tie: float) -> bool:
         """Whether it is certain which is the fastest, or that what may be as fast takes less than ``tie`` as long."""
         best = min(self.samples, key=self.median)
-        for other in {*self.samples} - {best}:
-            ratios = self._ratios(best, other)
-            low, high = median_interval(ratios)
-            if not (low > 1 or high < tie or min(ratios) > _MUCH):
-                return False
-        return True
+        each = [self._ratios(best, other) for other in {*self.samples} - {best}]
+        intervals = [(min(ratios), *median_interval(ratios)) for ratios in each]
+        return all(low > 1 or high < tie or least > _MUCH for least, low, high in intervals)
 
     def _ratios(self, name: str, base: str | None = None) -> list[float]:
         return [b / own for b, own in zip(self.samples[base or self.baseline], self.samples[name], strict=True)]
@@ -110,13 +109,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     The k-th smallest and k-th largest of n values miss the median with probability 2 P(Binomial(n, 1/2) < k);
     k is the largest for which that is small enough. Too few values give (-inf, inf): nothing is known.
     """
-    ordered = sorted(values)
-    n, missed, k = len(ordered), 0.0, 0
-    while k < n // 2:
-        missed += 2 * math.comb(n, k) / 2**n
-        if missed > 1 - _CONFIDENCE:
-            break
-        k += 1
+    ordered, n = sorted(values), len(values)
+    missed = accumulate(2 * math.comb(n, k) / 2**n for k in range(n // 2))
+    k = sum(part <= 1 - _CONFIDENCE for part in missed)
     return (ordered[k - 1], ordered[n - k]) if k else (-math.inf, math.inf)
 
 
@@ -154,12 +149,10 @@ def compare(
     baseline = list(calls)[-1] if calls and baseline is None else baseline
     if baseline is None or baseline not in calls:
         raise ValueError(f"baseline={baseline!r} must be one of the callables {list(calls)}")
-    device = torch.device(device)
-    flush = None if device.type == "cpu" else _Flush(device)
-    timers = {name: _timer(call, flush, host) for name, call in calls.items()}
-    single = known or {name: _warm_up(timer, seconds / (10 * len(calls))) for name, timer in timers.items()}
-    if flush is not None:  # once before each call, and once more while the processor enqueues it
-        single = {name: took + 2 * flush.takes for name, took in single.items()}
+    clock = _Clock(torch.device(device), host)
+    single = known or {name: _warm_up(clock, call, seconds / (10 * len(calls))) for name, call in calls.items()}
+    # Caches are flushed before each call, and once more while it is enqueued.
+    single = {name: took + 2 * clock.flush for name, took in single.items()}
 
     block = max(_LEAST_BLOCK, seconds / (len(calls) * _MOST_ROUNDS))
     inner = {name: max(1, round(block / took)) for name, took in single.items()}
@@ -172,18 +165,17 @@ def compare(
         if tie and i >= _FEWEST_ROUNDS and Comparison(baseline, samples).decided(tie):
             break
         for name in names if i % 2 == 0 else reversed(names):
-            samples[name].append(timers[name](inner[name]))
+            samples[name].append(clock.seconds(calls[name], inner[name]))
     return Comparison(baseline, {name: tuple(s) for name, s in samples.items()})
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, work on the device included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait()
     return max(time.perf_counter() - start, 1e-9)
 
 
@@ -193,32 +185,28 @@ def second_call(call: Callable[[], object], device: torch.device) -> float:
     return call_seconds(call, device)
 
 
-def _timer(call: Callable[[], object], flush: _Flush | None, host: bool) -> Callable[[int], float]:
-    """Function n -> seconds per call over n calls."""
-    if flush is None:
-        clock = timeit.Timer("call()", timer=time.perf_counter, globals={"call": call})
-        return lambda n: clock.timeit(n) / n
-    expected = 0.0
+class _Clock:
+    """Times calls; on a device with caches that hold nothing of theirs, and nothing that must be written back."""
 
-    def on_device(n: int) -> float:
-        nonlocal expected
-        expected = expected or flush.times(call, 1, 0.0)[1]
-        took, expected = flush.times(call, n, expected)
-        return max(took - flush.empty, _LEAST_ON_DEVICE, expected if host else 0.0)
-
-    return on_device
-
-
-class _Flush:
-    """Times calls on a device whose caches hold nothing of theirs, and nothing that is still to be written back."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, host: bool = False) -> None:
+        self._device, self._host = device, host
+        self.flush = 0.0
+        if device.type == "cpu":
+            return
         self._memory = torch.zeros(_CACHE_BYTES // 4, dtype=torch.float32, device=device)
         self._total = torch.zeros((), dtype=torch.float32, device=device)
-        self.takes = math.inf
-        self.takes, enqueued = self.times(self.read, 5, 0.0)
-        self.empty, _ = self.times(self.nothing, 11, enqueued)
+        self._enqueued: dict[Callable[[], object], float] = {}
+        self.flush = math.inf
+        self.flush, enqueued = self._times(self.read, 5, 0.0)
+        self.empty, _ = self._times(self.nothing, 11, enqueued)
+
+    def seconds(self, call: Callable[[], object], n: int = 1) -> float:
+        """Return the seconds per call over n calls."""
+        if self._device.type == "cpu":
+            return timeit.timeit(call, number=n) / n
+        expected = self._enqueued.get(call) or self._times(call, 1, 0.0)[1]
+        took, self._enqueued[call] = self._times(call, n, expected)
+        return max(took - self.empty, _LEAST_ON_DEVICE, self._enqueued[call] if self._host else 0.0)
 
     def read(self) -> None:
         """Read more than the caches hold: what a write leaves in them would be written back within the next call."""
@@ -228,12 +216,12 @@ class _Flush:
         """Launch a kernel that writes one number."""
         self._total.zero_()
 
-    def times(self, call: Callable[[], object], n: int, expected: float) -> tuple[float, float]:
+    def _times(self, call: Callable[[], object], n: int, expected: float) -> tuple[float, float]:
         """Return the seconds between the device's events around a call, and those in which it is enqueued: medians.
 
         Before each call the device has work for longer than enqueuing it is expected to take, so that it never waits.
         """
-        flushes = min(_MOST_FLUSHES, 1 + math.ceil(2 * expected / max(self.takes, _LEAST_ON_DEVICE)))
+        flushes = min(_MOST_FLUSHES, 1 + math.ceil(2 * expected / max(self.flush, _LEAST_ON_DEVICE)))
         events, enqueued = [], []
         for _ in range(n):
             start, end = (torch.Event(self._device, enable_timing=True) for _ in range(2))
@@ -251,14 +239,14 @@ class _Flush:
 
 def empty_launch(device: torch.device | str) -> float:
     """Return the seconds of a launch that does nothing, which are subtracted from every time on a device."""
-    return _Flush(torch.device(device)).empty
+    return _Clock(torch.device(device)).empty
 
 
-def _warm_up(timer: Callable[[int], float], seconds: float) -> float:
+def _warm_up(clock: _Clock, call: Callable[[], object], seconds: float) -> float:
     """Return the seconds per call, roughly, from as many calls as fit into ``seconds``, but at least two."""
-    timer(1)  # the first call allocates, compiles, plans: it tells nothing
-    times, stop = [timer(1)], time.perf_counter() + seconds
+    clock.seconds(call)  # the first call allocates, compiles, plans: it tells nothing
+    times, stop = [clock.seconds(call)], time.perf_counter() + seconds
     calls = 11 if memory_kept() and times[0] < 0.1 else 1  # see `keep_memory`
     while time.perf_counter() < stop or len(times) < calls:
-        times.append(timer(1))
+        times.append(clock.seconds(call))
     return max(min(times), 1e-9)

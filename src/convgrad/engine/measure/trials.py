@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...problem import ConvProblem, Outputs, passes_of, sum_of_bias
-from ..plan import SLOTS, Step, bind_step, slots_of
+from ...problem import ConvProblem, Outputs, passes_of
+from ..events import thread
+from ..plan import SLOTS, Plan, Step, slots_of
 
 Call = Callable[[], Any]
 _COLD_BYTES = 64 << 20  # of operands and results, more than a cache holds
@@ -28,19 +29,18 @@ def trials(
     device: torch.device,
     given: dict[int, Tensor] | None = None,
 ) -> dict[str, Call]:
-    """Candidates as a plan would run them, with copies of operands, the bias and the sum of its gradient.
+    """Return candidates as plans run them, with copies of operands, the bias and the sum of its gradient.
 
     ``ways``: name -> the problem (the same one, perhaps in another layout) and the steps. ``given``: the operands by
     their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
     """
     slots = slots_of(passes_of(outputs))
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
-    for problem, _ in ways.values():
-        if problem not in sets:
-            first = given or random_operands(problem, slots, device)
-            more = 0 if given else _sets(problem, device) - 1
-            sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(more))]
-    return in_turn({way: _calls(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})
+    for problem in dict.fromkeys(problem for problem, _ in ways.values()):
+        first = given or random_operands(problem, slots, device)
+        more = 0 if given else _sets(problem, device) - 1
+        sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(more))]
+    return in_turn({way: _calls(Plan(p, outputs, device, steps), sets[p]) for way, (p, steps) in ways.items()})
 
 
 def _sets(problem: ConvProblem, device: torch.device) -> int:
@@ -48,23 +48,15 @@ def _sets(problem: ConvProblem, device: torch.device) -> int:
     return 1 + min(_MOST_SETS, _COLD_BYTES // max(problem.least_bytes, 1)) if device.type == "cpu" else 1
 
 
-def _calls(
-    problem: ConvProblem, outputs: Outputs, steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
-) -> list[Call]:
-    """Return a call for each set of operands."""
-    of_bias = problem.bias_slot
-    ones = next(iter(sets[0].values())).new_ones(problem.shape_of(of_bias)[1])
-    kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
-    for step in steps:
-        bias = (ones,) if problem.has_bias and step.outputs == (problem.bias_pass,) else ()
-        kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
-    if "grad_bias" in outputs and not any("grad_bias" in s.outputs for s in steps) and len(passes_of(outputs)) > 1:
-        kernels.append((sum_of_bias, (SLOTS.index(of_bias),), ()))
-
-    def run(calls: list[Call]) -> list[Any]:
-        return [call() for call in calls]
-
-    return [partial(run, [partial(k, *[s[i] for i in slots], *bias) for k, slots, bias in kernels]) for s in sets]
+def _calls(plan: Plan, sets: list[dict[int, Tensor]]) -> list[Call]:
+    """Return a call of the plan for each set of operands."""
+    p = plan.problem
+    if len(passes_of(plan.outputs)) > 1:
+        order = (1, 0, 2) if p.transposed else (0, 1, 2)
+        return [partial(plan.gradients, *[s[i] for i in order]) for s in sets]
+    biased = p.has_bias and plan.outputs == (p.bias_pass,)
+    bias = next(iter(sets[0].values())).new_ones(p.shape_of(p.bias_slot)[1]) if biased else None
+    return [partial(plan.contract, *s.values(), bias) for s in sets]
 
 
 def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
@@ -77,7 +69,11 @@ def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
     turns, held = cycle(range(count)), deque[object](maxlen=count)
 
     def call(calls: Sequence[Call]) -> Any:
-        held.append(result := calls[next(turns)]())
+        outer, thread.unobserved = thread.unobserved, True
+        try:
+            held.append(result := calls[next(turns)]())
+        finally:
+            thread.unobserved = outer
         return result
 
     return {name: partial(call, calls) for name, calls in ways.items()}
