@@ -68,20 +68,6 @@ def test_gradients_of_both_orders(case: str, teaches: bool) -> None:
     torch.testing.assert_close(first[0] + second[0], first[1] + second[1])
 
 
-def test_higher_derivatives_are_those_of_the_backward_pass() -> None:
-    """By finite differences, with no autograd but that of the backward pass itself."""
-    x, w, b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
-    g = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
-
-    def backward(x: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        leaves = [x.view_as(x), w.detach().requires_grad_()]
-        y = convgrad.feedback_convolution(leaves[0], leaves[1], b)
-        return torch.autograd.grad(y, leaves, g, create_graph=True)
-
-    assert torch.autograd.gradcheck(backward, (x, b, g))
-    assert torch.autograd.gradgradcheck(backward, (x, b, g))
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_complex(transposed: bool) -> None:
     x, w, b = tensors((2, 4, 9), (4, 4, 3), torch.complex128)

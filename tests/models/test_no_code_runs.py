@@ -158,13 +158,6 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be() -> None:
     assert [d.name for d in done.decisions] == ["0", "1", "3"]
 
 
-def test_a_second_time_it_says_that_all_is_done() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=32))
-    convgrad.accelerate_(model, only_gains=False)
-    again = convgrad.accelerate_(model)
-    assert again.summary.startswith("0 of 2 convolutions replaced (2 already), 0 of 1 normalizations (1 already);")
-
-
 def test_a_layer_named_like_a_method_of_modules_is_found():
     model = torch.nn.Module()
     model.double = torch.nn.Conv2d(8, 8, 3, groups=8)

@@ -161,21 +161,6 @@ def test_a_backend_and_a_layout_under_compile(name: str) -> None:
     assert {record.backend for record in seen} == {"im2col"}
 
 
-def test_a_layout_of_the_users_own_is_left_alone_by_accelerate() -> None:
-    class Mine(torch.nn.Conv1d):
-        def __init__(self) -> None:
-            super().__init__(4, 6, 3)
-            self.layout = "NLC"
-
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return super().forward(input.mT).mT
-
-    net, x = torch.nn.Sequential(Mine()), torch.randn(2, 7, 4)
-    want = net(x)
-    convgrad.accelerate_(net)
-    torch.testing.assert_close(net(x), want)
-
-
 @pytest.mark.parametrize("name", [name for name in convgrad.nn.__all__ if "Conv" in name and name.endswith("1d")])
 def test_every_layer_of_sequences_has_the_layout(name: str) -> None:
     options: Any = {"scale_input": True} if name.startswith("Xnor") else {}

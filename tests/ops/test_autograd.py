@@ -77,18 +77,6 @@ def test_every_element_of_the_jacobians(arguments: tuple[Any, ...]) -> None:
     check(*arguments, fast_mode=False)
 
 
-def test_third_order() -> None:
-    c = case(1, False, "depthwise", "strided")
-    x, w = c.input.requires_grad_(), c.weight.requires_grad_()
-
-    def second(x: Tensor, w: Tensor) -> Tensor:
-        y = ops.convolution(x, w, None, *c.arguments)
-        (gw,) = torch.autograd.grad(y.pow(3).sum(), w, create_graph=True)
-        return gw
-
-    assert gradgradcheck(second, (x, w))
-
-
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("own", ["convolution", "gradient", "feedback"])
 def test_forward_over_forward_mode(own: str, order: int) -> None:
@@ -287,21 +275,6 @@ def test_nothing_is_kept_that_is_not_needed() -> None:
 
 
 # ---- forward mode --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "moved", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)]
-)
-def test_forward_mode(moved: tuple[bool, ...]) -> None:
-    tensors = [t.detach().double() for t in operands()]
-    tangents = [torch.randn_like(t) for t in tensors]
-    results = []
-    for conv in (convgrad.conv2d, torch.nn.functional.conv2d):
-        with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(t, v) if m else t for t, v, m in zip(tensors, tangents, moved, strict=True)]
-            primal, tangent = forward_ad.unpack_dual(conv(*duals))
-            results.append((primal, tangent))
-    torch.testing.assert_close(results[0], results[1])
 
 
 @pytest.mark.parametrize("backend", [None, "aten", "im2col", "reference"])

@@ -353,16 +353,6 @@ def test_a_dimension_sharded_twice() -> None:
     assert not any(p.is_replicate() for p in y.placements)
 
 
-@on(4)
-def test_over_two_dimensions_a_process_receives_what_it_lacks() -> None:
-    """Of a 3x3 convolution of [1, 2, 6, 8] over a mesh of 2x2."""
-    mesh = init_device_mesh("cpu", (2, 2))
-    xs = distributed(torch.randn(1, 2, 6, 8), mesh, [Shard(2), Shard(3)])
-    with Received() as received:
-        convgrad.conv2d(xs, distributed(torch.randn(2, 2, 3, 3), mesh, [Replicate()] * 2), padding=1)
-    assert received.total == (4 * 5 - 3 * 4) * 2 * 4  # positions needed less those there are, corners among them
-
-
 # ---- other ways in ---------------------------------------------------------------------------------
 
 

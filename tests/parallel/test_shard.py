@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Shard, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
@@ -20,7 +20,6 @@ from convgrad import accelerate_
 from convgrad.errors import ShapeError, UnsupportedError
 from convgrad.parallel import shard_
 
-from .counting import Received
 from .processes import Processes, RankError, on
 
 
@@ -126,16 +125,6 @@ def test_a_unet_trains_as_in_one_process(processes: Processes, dims, sizes, shap
 def test_a_unet_of_whole_numbers_is_exact(processes: Processes, dims) -> None:
     for found in processes(4, train, dims, (2, 2), (2, 1, 8, 8, 4), True, seconds=200):
         assert max(found) == 0
-
-
-@on(3)
-def test_circular_padding_sends_one_halo() -> None:
-    mesh = init_device_mesh("cpu", (3,))
-    layer = shard_(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), mesh, Shard(2))
-    x = distribute_tensor(torch.randn(1, 2, 9, 4), mesh, [Shard(2)], src_data_rank=None)
-    with Received() as received:
-        layer(x)
-    assert received.total == 2 * (2 * 4 * 4)  # two rows of 2 channels, 4 columns and 4 bytes
 
 
 @on(2)
