@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.standin_cuda import Driver, operand
 
 import convgrad
-from convgrad.backends.triton import TritonBackend, check
-from convgrad.backends.triton.entry import SIZE, SLOTS, entry
+from convgrad.backends.triton import TritonBackend, first_check
+from convgrad.backends.triton.argument_block import SIZE, SLOTS, entry
 from convgrad.engine.measure import keep_memory
 from convgrad.problem import OPERANDS, ConvProblem, Outputs, Pass
 
@@ -100,7 +100,7 @@ def main() -> None:
     problem = ConvProblem.parse(parser.parse_args().problem)
     keep_memory()  # a GPU's allocator keeps what is freed, too
     torch.set_num_threads(1)
-    check.fault = lambda *_: None  # nothing is computed
+    first_check.fault = lambda *_: None  # nothing is computed
     with tempfile.TemporaryDirectory() as folder:
         driver = Driver(Path(folder))
         driver.take_calls()

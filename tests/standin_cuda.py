@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from convgrad.backends import _native_library
-from convgrad.backends.triton import TritonBackend, check, entry
+from convgrad.backends.triton import TritonBackend, argument_block, first_check
 from convgrad.engine import set_default_backend
 
 CSRC = Path(__file__).parents[1] / "csrc"
@@ -72,8 +72,8 @@ class Driver:
         self.launcher = ctypes.CDLL(str(launcher))
         self._load = _native_library.load
         _native_library.load = lambda: self.launcher
-        check.fault = lambda *_: None
-        entry.LIBRARY = str(self.path)
+        first_check.fault = lambda *_: None
+        argument_block.LIBRARY = str(self.path)
         os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
         self._take_triton()
 
@@ -93,10 +93,10 @@ class Driver:
         """Let the backend `triton` be the default, compute nothing, and launch for tensors on the CPU."""
         _native_library.load = self._load  # the table launches by the library of the package
         self.launcher = ctypes.CDLL(str(_native_library.library_path()))
-        entry._driver.cache_clear()
+        argument_block._driver.cache_clear()
         backend: Any = TritonBackend
         backend.reasons_against = lambda self, problem, outputs, device: self._reasons_of_the_kernels(problem, outputs)
-        backend.entry = lambda self, problem, outputs, operands: entry.entry(
+        backend.entry = lambda self, problem, outputs, operands: argument_block.entry(
             self._bound(problem, outputs, torch.device("cpu")), operands
         )
         set_default_backend("triton")
@@ -118,11 +118,11 @@ class Driver:
             )
         return found
 
-    def launch(self, made: entry.Entry, tensors: Mapping[str, Tensor], scratch: list[Tensor]) -> int:
-        """Launch an entry; operands and results by the names of `entry.SLOTS`."""
-        pointers = [tensors[name].data_ptr() if name in tensors else 0 for name in entry.SLOTS]
+    def launch(self, made: argument_block.Entry, tensors: Mapping[str, Tensor], scratch: list[Tensor]) -> int:
+        """Launch an entry; operands and results by the names of `argument_block.SLOTS`."""
+        pointers = [tensors[name].data_ptr() if name in tensors else 0 for name in argument_block.SLOTS]
         slots = (ctypes.c_void_p * (len(pointers) + len(scratch)))(*pointers, *[t.data_ptr() for t in scratch])
-        count = len(made.launches) // entry.SIZE
+        count = len(made.launches) // argument_block.SIZE
         return int(self.launcher.convgrad_cuda_launch(made.launches, count, slots, ctypes.c_void_p(STREAM)))
 
 

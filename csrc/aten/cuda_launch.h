@@ -24,7 +24,7 @@ struct CudaParameter {
   uint64_t value;
 };
 
-// One launch. src/convgrad/backends/triton/entry.py writes it.
+// One launch. src/convgrad/backends/triton/argument_block.py writes it.
 struct CudaLaunch {
   uint64_t function;  // CUfunction
   uint64_t context;   // CUcontext, into which the function is loaded
@@ -32,7 +32,7 @@ struct CudaLaunch {
   uint32_t count;  // of parameters
   CudaParameter parameters[kCudaParameters];
 };
-static_assert(sizeof(CudaParameter) == 16 && sizeof(CudaLaunch) == 48 + 16 * kCudaParameters, "as entry.py packs them");
+static_assert(sizeof(CudaParameter) == 16 && sizeof(CudaLaunch) == 48 + 16 * kCudaParameters, "as argument_block.py packs them");
 
 // The results of convgrad_cuda_launch beside 0 and the driver's own numbers, which are positive.
 enum : int32_t { kCudaNoDriver = -1, kCudaMisaligned = -2 };

@@ -33,7 +33,7 @@ sys.exit(5)
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: None)
+    monkeypatch.setattr("convgrad.diagnostics.records.limits_of", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     Path("report_models.py").write_text(MODEL)
     Path("script.py").write_text(SCRIPT)

@@ -24,7 +24,7 @@ def compute() -> None:
 
 def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
     known = Limits(1e10, 1e11, "float32", "made up")
-    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: known)
+    monkeypatch.setattr("convgrad.diagnostics.records.limits_of", lambda *_, **__: known)
     with layer_ranges(), observe_aten(), Usage() as usage:
         compute()
     path = tmp_path / "kernels.csv"

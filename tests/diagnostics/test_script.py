@@ -160,13 +160,13 @@ def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path,
 
 
 def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch, write):
-    from convgrad.diagnostics import calls
+    from convgrad.diagnostics import records
 
     def limits(*_, measured):
         if measured:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(calls, "limits_of", limits)
+    monkeypatch.setattr(records, "limits_of", limits)
     out, table = io.StringIO(), tmp_path / "kernels.csv"
     path = write("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))")
     assert run_script(path, out=out, csv=table) == 0

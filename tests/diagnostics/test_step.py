@@ -9,8 +9,8 @@ from torch import nn
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.diagnostics.costs import CHOSEN, LAST, alternatives, costs_of_layout, costs_of_rows
 from convgrad.diagnostics.parts import watched
+from convgrad.diagnostics.savings import CHOSEN, LAST, alternatives, costs_of_layout, costs_of_rows
 from convgrad.diagnostics.step import _finding, _forms
 from convgrad.engine import register, use_backend
 from convgrad.engine.measure import Comparison
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch, instant_limits: None) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: None)  # which is tested elsewhere
+    monkeypatch.setattr("convgrad.diagnostics.records.limits_of", lambda *_, **__: None)  # which is tested elsewhere
 
 
 class Net(nn.Module):

@@ -53,8 +53,8 @@ def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
 
     measured: list[torch.dtype] = []
     busy, idle = (Limits(1e30, FLOPS * per_second, "float32", "made up") for per_second in (500.0, 2000.0))
-    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: idle if measured else busy)
-    monkeypatch.setattr("convgrad.diagnostics.calls.measure_limits", measured.append)
+    monkeypatch.setattr("convgrad.diagnostics.records.limits_of", lambda *_, **__: idle if measured else busy)
+    monkeypatch.setattr("convgrad.diagnostics.records.measure_limits", measured.append)
     assert known(2.5, 2.0) == [busy]  # 2 ms at best
     assert known(1.0, measure=False) == [busy]
     assert known(2.5, 1.0, 0.9) == [idle]
@@ -64,7 +64,7 @@ def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
 @pytest.mark.parametrize(("part", "exceeds"), [(0.25, False), (0.5, False), (1.04, False), (1.5, True)])
 def test_the_part_of_the_limit_and_how_to_measure_one_again_that_is_exceeded(part, exceeds, monkeypatch) -> None:
     limits = Limits(1e30, 1e6, "float32", "made up")
-    monkeypatch.setattr("convgrad.diagnostics.calls.limits_of", lambda *_, **__: limits)
+    monkeypatch.setattr("convgrad.diagnostics.records.limits_of", lambda *_, **__: limits)
     usage = used((P, FLOPS / 1e6 / part))
     assert usage.to_dict()["rows"][0]["fraction_of_limit"] == pytest.approx(part)
     text = usage.table()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from convgrad.check import registration
-from convgrad.diagnostics import calls
+from convgrad.diagnostics import records
 from convgrad.engine.measure import measurer
 
 pytestmark = [
@@ -79,7 +79,7 @@ def test_a_fork_during_the_first_call() -> None:
 
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "of a registration": lambda: registration._lock,
-    "of an observer": lambda: calls._adding,
+    "of an observer": lambda: records._adding,
     "of measuring": lambda: measurer._state.lock,
 }
 

@@ -22,7 +22,7 @@ from .native import (
     transformed_dimensions,
 )
 from .native_norm import least_norm, native_norm_takes, norm_gains, normalization_gradients, normalize
-from .padding import COPY, PaddedCopy, padded
+from .padded_copy import COPY, PaddedCopy, padded
 from .products import AtenMatmulBackend, AtenPatchesBackend, of_patches
 from .reference import ReferenceBackend, wide_dtype
 from .triton import LAUNCH_BYTES, TritonBackend, TritonBandedBackend

@@ -19,7 +19,7 @@ from ..problem import ConvProblem, Dimension, Outputs, Pass, fields_of
 from ..settings import cudnn_allows_tf32
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, tidy, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
-from .padding import Restated, over_copy, padded
+from .padded_copy import Restated, over_copy, padded
 
 #: PyTorch's own backward, without a Python frame of its own.
 aten_backward: Any = torch.ops.aten.convolution_backward.default._op

@@ -27,7 +27,7 @@ from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldn
 from .aten import AtenBackend, aten_backward, output_padding, statable, statable_arguments, with_height
 from .aten_defects import tidy, without_slack
 from .base import Arithmetic, Backend, Kernel
-from .padding import over_copy, padded
+from .padded_copy import over_copy, padded
 
 #: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]

@@ -33,7 +33,7 @@ from .._compat import accumulate_dtype, exact_matmul
 from ..errors import DtypeError, ShapeError
 from ..problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass, Slot, effective_kernel
 from .base import Arithmetic, Backend, Kernel
-from .padding import inside, sides
+from .padded_copy import inside, sides
 
 __all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad_input", "grad_weight"]
 

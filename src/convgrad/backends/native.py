@@ -12,7 +12,7 @@ from .._compat import usual_strides
 from ..problem import OPERANDS, PADDING_MODES, ConvProblem, Output, Outputs, Pass
 from . import _native_library as library
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
-from .padding import padded
+from .padded_copy import padded
 
 #: Most channels a group, where a problem is neither depthwise nor pointwise: with more PyTorch's kernels are faster.
 MOST_A_GROUP = 64

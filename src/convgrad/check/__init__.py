@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .aten_search import search_aten
 from .loading import foreign_frames, load_kernels
-from .modules import problem_of_module
 from .problem_set import default_problems, problems, shrunk
 from .properties import PROPERTIES, STRESS
 from .registration import register, unregister
-from .report import CheckReport, CheckResult
+from .results import CheckReport, CheckResult
 from .suite import accepts, check_backend, check_problem, first_look, outputs_of, problems_for
+from .unregistered import problem_of_module

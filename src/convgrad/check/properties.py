@@ -27,7 +27,7 @@ from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot
 from .bounds import error_bound, reduction_length, unit_roundoff
 from .guards import PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
-from .report import Status
+from .results import Status
 
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
 _SLACK = 4096

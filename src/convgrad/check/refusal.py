@@ -8,12 +8,12 @@ import torch
 
 from ..problem import ConvProblem, Output
 from ..tables import counted
-from .kernels import NO, CustomBackend, Functions
 from .loading import loading
 from .problem_set import in_layouts
 from .properties import ALL_PROPERTIES
-from .report import CheckResult
+from .results import CheckResult
 from .suite import check_problem
+from .user_backend import NO, CustomBackend, Functions
 
 #: How many of the properties that a problem lacks are shown.
 _SHOWN = 3

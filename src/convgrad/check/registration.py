@@ -24,10 +24,10 @@ from ..problem import OUTPUTS, PASSES, ConvProblem
 from . import arguments, speed
 from .arguments import METHODS, Method
 from .digest import digest
-from .kernels import Accepts, CustomBackend, Functions, UserKernel, as_tuple, in_words
 from .loading import loading
 from .problem_set import FLOATS, parsed
 from .properties import calls_of
+from .user_backend import Accepts, CustomBackend, Functions, UserKernel, as_tuple, in_words
 from .verify import verify as check_suite
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")

@@ -17,9 +17,9 @@ from ..engine.measure import compare, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Outputs
 from . import refusal
-from .kernels import CustomBackend, Timing, in_words
 from .problem_set import FLOATS, default_problems, real_layers
 from .suite import check_problem
+from .user_backend import CustomBackend, Timing, in_words
 
 #: Problems that are timed for each set of outputs that one call computes.
 _MOST: Final = 3

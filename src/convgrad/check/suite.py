@@ -18,12 +18,12 @@ from .._compat import out_of_memory
 from ..backends import Backend
 from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs
-from .kernels import CustomBackend
 from .loading import foreign_frames
-from .modules import ConvModule, backend_of
 from .problem_set import default_problems, drawn, parsed, shrunk
 from .properties import ALL_PROPERTIES, EACH_CALL, PROPERTIES, Outcome, PropertyCheck, calls_of, described
-from .report import CheckReport, CheckResult, Status
+from .results import CheckReport, CheckResult, Status
+from .unregistered import ConvModule, backend_of
+from .user_backend import CustomBackend
 
 
 def outputs_of(backend: Backend) -> Outputs:

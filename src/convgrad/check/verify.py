@@ -23,10 +23,10 @@ from ..problem import ConvProblem, Output
 from ..tables import counted
 from . import refusal
 from .child import Child, Lost, NoChild, say, why_not_in_child
-from .kernels import CustomBackend, without_values
 from .problem_set import cost, drawn, is_large
 from .properties import calls_of
 from .suite import check_problem, outputs_of
+from .user_backend import CustomBackend, without_values
 
 #: A kernel with fewer problems of an output that passed is not verified.
 FLOOR: Final = 30

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..check import CheckResult
 from ..diagnostics import Answer, Call, Limits, Profile, Variant
-from ..diagnostics.aten_rules.names import Kernel, Scratch
+from ..diagnostics.aten_rules.kernel_names import Kernel, Scratch
 from ..errors import UnknownNameError
 from ..problem import OUTPUTS
 from .app import SCHEMA_VERSION

@@ -7,12 +7,12 @@ costs (`profile_model`, `profile_script`) with a page and pictures. Nothing on t
 from typing import TYPE_CHECKING, Any
 
 from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
-from .calls import Call, Trace, Usage, limited, trace, without_figures
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
 from .measure import Load, compared, measured, requested
 from .pictures import by_pytorch, draw_roofline, svg
+from .records import Call, Trace, Usage, limited, trace, without_figures
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..check import load_kernels
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
-from .calls import Call, Usage
 from .layers import layer_ranges
+from .records import Call, Usage
 
 #: The variable of the environment that says how a child is watched, where it writes, and whose kernels it loads.
 _VARIABLE = "CONVGRAD_WATCH"

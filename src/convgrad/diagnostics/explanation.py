@@ -12,8 +12,8 @@ from ..backends import COPY, built_in, why_absent
 from ..problem import PASSES, ConvProblem, Output, shown_outputs
 from ..tables import Table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
-from .calls import Call
 from .pictures import Drawn
+from .records import Call
 from .roofline import BEYOND, TOO_LOW, Limits
 from .screen import Layers, text_of
 

@@ -19,7 +19,7 @@ from .roofline import Limits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .calls import Call
+    from .records import Call
 
 _NAMED = 8  # points, where there is room
 _FAR = (9, 20, 34, 50, 70)  # points from its mark to a label; a line leads there

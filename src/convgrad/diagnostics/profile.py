@@ -20,7 +20,7 @@ from .. import __version__
 from ..backends import why_absent
 from ..engine.measure import conditions
 from ..foreign import read_as, read_json
-from .calls import Call, computed
+from .records import Call, computed
 from .roofline import TOO_LOW, Limits
 from .screen import Layers, page_of, screen
 

@@ -13,8 +13,8 @@ import torch
 from ..engine.measure import Ratio
 from ..problem import ConvProblem
 from ..tables import Table, counted, wrapped
-from .calls import Call, without_figures
 from .pictures import by_pytorch, draw_roofline, short_names, svg
+from .records import Call, without_figures
 
 if TYPE_CHECKING:
     from .profile import Change, Kernel, Profile

@@ -20,10 +20,10 @@ from typing import Any, TextIO
 from ..foreign import read_json
 from ..models import as_main, run_main
 from ..tables import counted, wrapped
-from .calls import Call, Usage, limited, reasoned, together
 from .children import third_step, watching
-from .costs import costs_of_rows
 from .profile import Profile, Variant
+from .records import Call, Usage, limited, reasoned, together
+from .savings import costs_of_rows
 from .screen import shown
 from .step import Stage
 

@@ -29,13 +29,13 @@ from ..models import (
     why_it_fails,
 )
 from ..problem import PASSES
-from .calls import Call, Usage, computed, limited, reasoned, together
-from .costs import costs_of_layout, costs_of_rows
 from .layers import layer_ranges
 from .measure import Load
 from .parts import PARTS, watched
 from .profile import Kernel, Part, Profile, Variant
+from .records import Call, Usage, computed, limited, reasoned, together
 from .roofline import Limits
+from .savings import costs_of_layout, costs_of_rows
 from .screen import shown
 
 Stage = Callable[[str], object]

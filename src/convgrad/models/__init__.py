@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from .accelerate import accelerate_
 from .layout import spatial_convolutions, to_channels_last
+from .main_script import accelerating, as_main, run_main
 from .process import observe_aten, takeover
 from .report import Report
-from .script import accelerating, as_main, run_main
 from .trial import NO_COPY, arguments, copied, random_states_restored, training_step, why_it_fails
 
 if TYPE_CHECKING:

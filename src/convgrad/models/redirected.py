@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import functional
 from .._compat import fx_tracing
-from ..nn import deferred, linear, norms
+from ..nn import deferred, linear, norm_layers
 from ..nn import padding as deferred_padding
 
 
@@ -46,8 +46,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.conv_transpose1d: _without_module(functional.conv_transpose1d),
     F.conv_transpose2d: _without_module(functional.conv_transpose2d),
     F.conv_transpose3d: _without_module(functional.conv_transpose3d),
-    F.batch_norm: norms.batch_norm,
-    F.instance_norm: norms.instance_norm,
+    F.batch_norm: norm_layers.batch_norm,
+    F.instance_norm: norm_layers.instance_norm,
     F.linear: _without_module(linear.linear),
     F.pad: deferred_padding.pad,
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import rules
+from . import operators
 from .halo import halo_exchange
 from .shard import shard_
 
 __all__ = ["halo_exchange", "shard_"]
 
-rules.register()
+operators.register()

@@ -16,8 +16,8 @@ from triton.runtime import interpreter
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, check, launch, tiles
-from convgrad.backends.triton.geometry import geometry
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, first_check, launch, tiles
+from convgrad.backends.triton.sliding_sum import geometry
 from convgrad.check.operands import integer_operands, real_operands
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
@@ -132,7 +132,7 @@ def assert_exact(backend: TritonBackend, problem: ConvProblem) -> None:
             continue
         got = backend.bind(problem, (pass_,))(*operands)
         assert torch.equal(got, expected[pass_]), pass_
-        assert check.fault(problem, (pass_,), {**given, pass_: got}, "direct") is None
+        assert first_check.fault(problem, (pass_,), {**given, pass_: got}, "direct") is None
     for outputs in reversed(backend.sweeps):  # the larger one first
         if backend.reasons_against(problem, outputs, CPU):
             continue
@@ -142,7 +142,7 @@ def assert_exact(backend: TritonBackend, problem: ConvProblem) -> None:
         got = backend.bind(problem, outputs)(*slots, scratch)
         for output, tensor in zip(outputs, got, strict=True):
             assert torch.equal(tensor, expected[output]), output
-        assert check.fault(problem, outputs, {**given, **dict(zip(outputs, got, strict=True))}, "direct") is None
+        assert first_check.fault(problem, outputs, {**given, **dict(zip(outputs, got, strict=True))}, "direct") is None
         break
 
 
@@ -248,11 +248,11 @@ def test_the_check_of_first_use_finds_one_wrong_element() -> None:
     for pass_ in PASSES:
         given = [operands[slot] for slot in OPERANDS[pass_]]
         right = TritonBackend().bind(problem, (pass_,))(*given)
-        assert check.fault(problem, (pass_,), {**operands, pass_: right}, "direct") is None
+        assert first_check.fault(problem, (pass_,), {**operands, pass_: right}, "direct") is None
         for at in (0, -1):
             wrong = right.clone()
             wrong[(at, 0, at, at) if pass_ == "grad_weight" else (at,) * wrong.dim()] += 0.25 * right.abs().max()
-            fault = check.fault(problem, (pass_,), {**operands, pass_: wrong}, "direct")
+            fault = first_check.fault(problem, (pass_,), {**operands, pass_: wrong}, "direct")
             assert "1 of" in fault
             assert pass_ in fault
 
@@ -351,8 +351,8 @@ def test_silu(text: str, biased: bool) -> None:
         assert got.is_contiguous(memory_format=problem.memory_format)
         torch.testing.assert_close(got, expected.to(problem.dtype))
         tensors = {"input": x, "weight": w, "bias": bias, "grad_output": centre, "forward": got}
-        assert check.fault(problem, ("forward",), tensors, "direct", silu=True) is None
-        wrong = check.fault(problem, ("forward",), {**tensors, "forward": got + 0.25}, "direct", silu=True)
+        assert first_check.fault(problem, ("forward",), tensors, "direct", silu=True) is None
+        wrong = first_check.fault(problem, ("forward",), {**tensors, "forward": got + 0.25}, "direct", silu=True)
         assert "are further off" in wrong
     w[0].view(-1)[0] = float("inf")  # which meets no padding
     there = TritonBackend().bind(problem, ("forward",))(x, w, bias)

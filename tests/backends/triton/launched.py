@@ -12,7 +12,7 @@ from tests.standin_cuda import STREAM, Driver, operand
 from torch import Tensor
 from triton import knobs
 
-from convgrad.backends.triton import TritonBackend, TritonBandedBackend, entry, launch
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, argument_block, launch
 from convgrad.backends.triton.launch import Steps
 from convgrad.problem import OPERANDS, ConvProblem, Outputs
 
@@ -60,8 +60,8 @@ class Call:
         driver.reset()
         self.made = backend._bound(p, outputs, CPU)
 
-    def entry(self) -> entry.Entry:
-        return entry.entry(self.made, self.operands)
+    def entry(self) -> argument_block.Entry:
+        return argument_block.entry(self.made, self.operands)
 
     def selected(self) -> Steps:
         return self.made.selected(CPU, self.operands, lambda _place, begin: begin % 16 == 0)
@@ -237,31 +237,31 @@ def test_eight_threads(driver: Driver, call: Call) -> None:
 
 def test_none_before_the_first_call(driver: Driver, call: Call) -> None:
     made = TritonBackend()._bound(call.problem, call.outputs, CPU)
-    assert entry.entry(made, call.operands) is None
+    assert argument_block.entry(made, call.operands) is None
 
 
 def test_none_for_another_alignment_than_that_of_a_call(driver: Driver, call: Call) -> None:
     t = call.operands["input"]
     operands = call.operands | {"input": operand(tuple(t.shape), t.dtype, torch.contiguous_format, False)}
-    assert entry.entry(call.made, operands) is None
+    assert argument_block.entry(call.made, operands) is None
 
 
 def test_none_where_an_operand_or_a_result_is_copied(driver: Driver, call: Call) -> None:
     strided = call.operands | {"input": call.operands["input"].mT}
-    assert entry.entry(call.made, strided) is None
+    assert argument_block.entry(call.made, strided) is None
     negated = call.operands | {"input": torch.ops.aten._neg_view(call.operands["input"])}
-    assert entry.entry(call.made, negated) is None
+    assert argument_block.entry(call.made, negated) is None
     banded = Call(driver, "g4mb2ic4ih16oc4kh9ph4 channels_last bfloat16", ("forward",))
     assert banded.by_triton
-    assert entry.entry(banded.made, banded.operands) is None
+    assert argument_block.entry(banded.made, banded.operands) is None
 
 
 def test_none_while_a_profiler_hooks_tritons_launches(driver: Driver, call: Call) -> None:
     hook: Any = print
     knobs.runtime.launch_enter_hook.add(hook)
-    assert entry.entry(call.made, call.operands) is None
+    assert argument_block.entry(call.made, call.operands) is None
     knobs.runtime.launch_enter_hook.remove(hook)
-    assert entry.entry(call.made, call.operands) is not None
+    assert argument_block.entry(call.made, call.operands) is not None
 
 
 def like(kernel: Any, **other: Any) -> SimpleNamespace:
@@ -278,9 +278,9 @@ OTHERS = [
 def test_none_for_kernels_that_need_more(driver: Driver, call: Call, other: dict[str, Any]) -> None:
     selected, places = call.selected().launches[0]
     pointers = [(i, 0, 16) for i in range(len(places))]
-    assert entry.packed(selected, pointers, 1) is not None
+    assert argument_block.packed(selected, pointers, 1) is not None
     changed = like(selected.compiled, metadata=selected.compiled.metadata._replace(**other))
-    assert entry.packed(selected._replace(compiled=changed), pointers, 1) is None
+    assert argument_block.packed(selected._replace(compiled=changed), pointers, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -298,19 +298,21 @@ def test_none_where_the_compiled_kernel_takes_other_parameters(driver: Driver, c
     kernel = selected.compiled
     assert kernel.asm["ptx"].count(old) == 1
     changed = like(kernel, asm={"ptx": kernel.asm["ptx"].replace(old, new)})
-    assert entry.packed(selected._replace(compiled=changed), [(i, 0, 16) for i in range(len(places))], 1) is None
+    assert (
+        argument_block.packed(selected._replace(compiled=changed), [(i, 0, 16) for i in range(len(places))], 1) is None
+    )
 
 
 def test_none_without_the_driver_or_the_compiled_library(
     driver: Driver, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "LIBRARY", "libcuda-that-is-not-there.so")
-    assert entry.entry(call.made, call.operands) is None
-    monkeypatch.setattr(entry, "LIBRARY", driver.path.as_posix() + "/../libcuda.so.1")
-    entry._driver.cache_clear()
-    monkeypatch.setattr(entry._native_library, "load", lambda: None)
-    assert entry.entry(call.made, call.operands) is None
-    entry._driver.cache_clear()
+    monkeypatch.setattr(argument_block, "LIBRARY", "libcuda-that-is-not-there.so")
+    assert argument_block.entry(call.made, call.operands) is None
+    monkeypatch.setattr(argument_block, "LIBRARY", driver.path.as_posix() + "/../libcuda.so.1")
+    argument_block._driver.cache_clear()
+    monkeypatch.setattr(argument_block._native_library, "load", lambda: None)
+    assert argument_block.entry(call.made, call.operands) is None
+    argument_block._driver.cache_clear()
 
 
 def test_the_stream_is_the_callers(driver: Driver, call: Call) -> None:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import convgrad
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, tiles
-from convgrad.backends.triton.geometry import geometry
+from convgrad.backends.triton.sliding_sum import geometry
 from convgrad.diagnostics.explain import explain_problem
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.testing import problems

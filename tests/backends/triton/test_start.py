@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from convgrad.backends import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, check, launch
+from convgrad.backends.triton import TritonBackend, first_check, launch
 from convgrad.engine import cache
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, ConvProblem, Output
@@ -120,7 +120,7 @@ def test_a_kernel_is_checked_once_whatever_the_batch(
     problems: list[ConvProblem], expected: list[ConvProblem], kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[ConvProblem] = []
-    monkeypatch.setattr(check, "fault", lambda problem, *_: checked.append(problem))
+    monkeypatch.setattr(first_check, "fault", lambda problem, *_: checked.append(problem))
     backend = TritonBackend()
     for problem in problems:
         call(backend, problem)
@@ -174,7 +174,7 @@ def test_a_wrong_first_result_bans_the_backend(
 
 def test_a_ban_empties_the_cache_of_plans(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache.generation[0]
-    monkeypatch.setattr(check, "fault", lambda *_: "its forward kernel is wrong on cpu")
+    monkeypatch.setattr(first_check, "fault", lambda *_: "its forward kernel is wrong on cpu")
     with pytest.warns(RuntimeWarning, match="is wrong"):
         call(registered := get_backend("triton"), PROBLEM)
     assert cache.generation[0] == before + 1
@@ -186,7 +186,7 @@ def test_nothing_is_launched_for_the_first_time_in_a_capture(kernel: Kernel, mon
     """It could be neither compiled nor checked there: PyTorch computes, with a warning."""
     checked: list[int] = []
     captures = [True]
-    monkeypatch.setattr(check, "fault", lambda *_: checked.append(len(kernel.started)))
+    monkeypatch.setattr(first_check, "fault", lambda *_: checked.append(len(kernel.started)))
     monkeypatch.setattr(launch, "capturing", lambda: captures[0])
     backend = TritonBackend()
     problem = PROBLEM.replace(batch=5)

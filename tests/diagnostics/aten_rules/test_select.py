@@ -11,7 +11,7 @@ import torch
 from convgrad.diagnostics.aten_rules import BACKENDS, Machine, TensorSpec, select_conv_backend
 from convgrad.diagnostics.aten_rules import determine_backend_memory_format as layout_of
 from convgrad.diagnostics.aten_rules.call import suggested
-from convgrad.diagnostics.aten_rules.rules import FACTS, LAYOUT_RULES, SELECT, Table, parsed, rules
+from convgrad.diagnostics.aten_rules.conditions import FACTS, LAYOUT_RULES, SELECT, Table, parsed, rules
 from convgrad.errors import ShapeError
 from convgrad.problem import ConvProblem
 

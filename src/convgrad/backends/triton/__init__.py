@@ -24,12 +24,12 @@ from ..._compat import warn_user
 from ...problem import ConvProblem, Outputs, Pass, passes_of
 from ..base import Arithmetic, Backend, capability
 from . import bands
-from .check import instead
-from .geometry import geometry
+from .first_check import instead
+from .sliding_sum import geometry
 from .tiles import choose, partial_values, use_of
 
 if TYPE_CHECKING:
-    from .entry import Entry
+    from .argument_block import Entry
     from .launch import Bound
 
 __all__ = ["LAUNCH_BYTES", "TritonBackend", "TritonBandedBackend"]
@@ -191,7 +191,7 @@ class TritonBackend(Backend):
         device = next(iter(operands.values())).device
         if device.type != "cuda" or torch.version.hip is not None or device in self._banned:
             return None
-        from .entry import entry
+        from .argument_block import entry
 
         return entry(self._bound(problem, outputs, device), operands)
 
@@ -208,7 +208,7 @@ class TritonBackend(Backend):
         key = device, kernel, max(prod(problem.input_shape), prod(problem.output_shape)).bit_length() // 4
         if key in self._checked:
             return
-        from .check import fault
+        from .first_check import fault
 
         arithmetic = self.arithmetic(problem, passes_of(outputs)[0], device)
         if wrong := fault(problem, outputs, tensors, arithmetic, silu):

@@ -6,7 +6,7 @@ from math import gcd
 from typing import NamedTuple
 
 from ...problem import ConvProblem
-from .geometry import Geometry, geometry
+from .sliding_sum import Geometry, geometry
 from .tiles import Use
 
 #: Kernels narrower than this are mostly zeros in a band.

@@ -17,7 +17,7 @@ from ...problem import OPERANDS, ConvProblem, Outputs, passes_of
 from ...settings import capturing
 from . import NotReadyError, banded, bands
 from .correlate import add_partials, correlate
-from .geometry import Geometry, geometry
+from .sliding_sum import Geometry, geometry
 from .tiles import MOST_PROGRAMS, Use, choose, lines, parts, use_of
 
 #: ptxas spills a few bytes where that lets one more program run beside the others. Where it does, it is told to take

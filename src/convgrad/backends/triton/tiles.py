@@ -13,7 +13,7 @@ from math import gcd, prod
 from typing import Literal, NamedTuple
 
 from ...problem import INT32_MAX, ConvProblem, Outputs
-from .geometry import Geometry, geometry, read
+from .sliding_sum import Geometry, geometry, read
 
 #: ``result``: forward or grad_input, ``sum``: grad_weight, ``sweep``: both gradients.
 Use = Literal["result", "sum", "sweep"]

@@ -5,8 +5,8 @@ this machine and for one that is only described. No tensor needs memory: a `Tens
 """
 
 from .call import ConvCall, TensorSpec, short
+from .kernel_names import Kernel, Scratch, kernel_of, named
 from .machine import MACHINES, MODELLED_VERSIONS, DeviceLike, Machine, machine_of
-from .names import Kernel, Scratch, kernel_of, named
 from .steps import (
     BACKENDS,
     AtenTrace,

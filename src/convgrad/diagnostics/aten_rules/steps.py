@@ -15,11 +15,11 @@ from torch import Tensor
 from ..._compat import channels_last_of
 from ...backends import padded
 from ...problem import ConvProblem, Geometry
-from . import rules
+from . import conditions
 from .call import ConvCall, Ints, TensorSpec, short, suggested, told
+from .conditions import Rule
+from .kernel_names import Kernel, kernel_of
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
-from .names import Kernel, kernel_of
-from .rules import Rule
 
 #: ATen's backends in the order of its own enumeration: the index is the value of ``torch._C._ConvBackend``.
 BACKENDS: tuple[str, ...] = (
@@ -113,7 +113,7 @@ def decided(call: ConvCall, machine: Machine) -> tuple[Decision, Decision]:
     """Return the backend for a call that is described and checked, and the layout in which this works on it."""
     call, notes = call.symmetric()
     flat = call.view_1d_as_2d()
-    name, log = rules.select(flat, machine)
+    name, log = conditions.select(flat, machine)
     if machine.torch_version not in MODELLED_VERSIONS:
         notes += (
             f"torch {machine.torch_version} is unknown: the rules are those of {MODELLED_VERSIONS[0]} to "
@@ -132,7 +132,7 @@ def decided(call: ConvCall, machine: Machine) -> tuple[Decision, Decision]:
 
 
 def _layout(backend: str, call: ConvCall, machine: Machine) -> Decision:
-    last, log = rules.in_channels_last(backend, call, machine)
+    last, log = conditions.in_channels_last(backend, call, machine)
     fmt = channels_last_of(call.weight.dim() - 2) if last else torch.contiguous_format
     return Decision("memory_format", short(fmt), tuple(log), machine, (), fmt)
 

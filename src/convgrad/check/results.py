@@ -10,7 +10,7 @@ from typing import Literal
 from ..backends import COPY
 from ..engine import registered
 from ..problem import ConvProblem, Output
-from .kernels import without_values
+from .user_backend import without_values
 
 #: "differs": a kernel of PyTorch's does what PyTorch does not promise and what ours may not do; it is no failure.
 Status = Literal["passed", "failed", "differs", "skipped"]

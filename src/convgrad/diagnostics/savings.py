@@ -16,9 +16,9 @@ from ..check import first_look
 from ..engine import Step, active, choose, registered, steps_of
 from ..engine.measure import Comparison
 from ..problem import ConvProblem, Outputs, passes_of
-from .calls import Call
 from .measure import compared
 from .profile import Cost
+from .records import Call
 
 CHOSEN, LAST = "chosen", "channels_last"
 

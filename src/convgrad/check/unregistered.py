@@ -22,8 +22,8 @@ from ..problem import (
     problem_of,
 )
 from . import arguments
-from .kernels import Accepts, CustomBackend, Functions, UserKernel
 from .problem_set import in_layouts
+from .user_backend import Accepts, CustomBackend, Functions, UserKernel
 
 
 def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> CustomBackend:

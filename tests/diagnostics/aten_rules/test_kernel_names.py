@@ -10,7 +10,7 @@ import torchgen
 import convgrad
 from convgrad.backends import im2col
 from convgrad.diagnostics.aten_rules import BACKENDS, kernel_of, named
-from convgrad.diagnostics.aten_rules.names import KERNELS, SCRATCH
+from convgrad.diagnostics.aten_rules.kernel_names import KERNELS, SCRATCH
 
 
 def test_every_backend_has_its_pair() -> None:
