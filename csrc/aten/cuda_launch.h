@@ -32,7 +32,8 @@ struct CudaLaunch {
   uint32_t count;  // of parameters
   CudaParameter parameters[kCudaParameters];
 };
-static_assert(sizeof(CudaParameter) == 16 && sizeof(CudaLaunch) == 48 + 16 * kCudaParameters, "as argument_block.py packs them");
+static_assert(sizeof(CudaParameter) == 16 && sizeof(CudaLaunch) == 48 + 16 * kCudaParameters,
+              "as argument_block.py packs them");
 
 // The results of convgrad_cuda_launch beside 0 and the driver's own numbers, which are positive.
 enum : int32_t { kCudaNoDriver = -1, kCudaMisaligned = -2 };
