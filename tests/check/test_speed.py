@@ -74,7 +74,8 @@ def test_a_slow_one_is_told_once(measured: list[Any]) -> None:
 
 
 def test_not_preferred_it_is_said_and_no_warning(measured: list[Any], recwarn: pytest.WarningsRecorder) -> None:
-    backend = convgrad.register("mine", forward=slow, accepts=depthwise, prefer=False, seconds=1)
+    options: dict[str, Any] = {"accepts": depthwise, "problems": [LAYER], "prefer": False, "seconds": 1}
+    backend = convgrad.register("mine", forward=slow, **options)
     assert measured
     assert max(t.speed for t in backend.timings) < 0.5
     assert not recwarn
