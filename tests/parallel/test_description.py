@@ -17,7 +17,7 @@ from convgrad.parallel import shard_
 
 from .counting import Received
 from .processes import Processes, on
-from .test_rules import FORMS, convolution, distributed
+from .test_operators import FORMS, convolution, distributed
 
 ops = torch.ops.convgrad
 

@@ -23,7 +23,7 @@ from convgrad.parallel.sharding import steps
 from .counting import Received
 from .processes import Processes
 from .test_description import Square
-from .test_rules import compare, distributed
+from .test_operators import compare, distributed
 
 EVERY: tuple[Placement, ...] = (Shard(0), Shard(1), Replicate(), Partial())
 
