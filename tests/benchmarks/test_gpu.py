@@ -186,7 +186,7 @@ def test_a_worker_outlives_its_processes() -> None:
         assert worker.run(task, "works", limit=60) == first
         assert worker.run(task, "raises", limit=60)["error"] == "ValueError: it raised"
         assert worker.run(task, "works", limit=60) == first
-        assert worker.run(task, "dies", limit=60)["error"] == "the process ended with 3"
+        assert worker.run(task, "dies", limit=60)["error"] == "ended the process with status 3"
         second = worker.run(task, "works", limit=60)
         assert second["process"] != first["process"]
         assert worker.run(task, "hangs", limit=1)["error"] == "no answer in 1 s"
@@ -201,7 +201,7 @@ def test_one_failure_does_not_end_the_others() -> None:
     texts = ["works", "dies", "works", "raises", "works"]
     found = in_parallel(task, texts, (), 1, time.monotonic() + 60)
     assert (found["passed"], found["done"], found["of"]) == (3, 5, 5)
-    assert found["failures"] == ["dies: the process ended with 3", "raises: ValueError: it raised"]
+    assert found["failures"] == ["dies: ended the process with status 3", "raises: ValueError: it raised"]
 
 
 # ---- the report ------------------------------------------------------------------------------------
