@@ -81,13 +81,21 @@ constexpr int64_t kKeptBytes = CONVGRAD_KEPT_BYTES;
 constexpr int64_t kKeptBytes = 16 << 20;
 #endif
 
-// Scratch memory that a thread keeps, and frees when it ends.
+// Scratch memory that a thread keeps between two calls.
 struct Kept {
   char* memory;
   int64_t bytes;
-  ~Kept() { free(memory); }
 };
 thread_local Kept kept = {nullptr, 0};
+
+// Frees it when the thread ends. A call after that, from another destructor, finds none.
+struct FreeAtEnd {
+  ~FreeAtEnd() {
+    free(kept.memory);
+    kept = {nullptr, 0};
+  }
+};
+thread_local FreeAtEnd free_at_end;
 
 const KeptPlan& content(const convgrad_plan* plan) { return *reinterpret_cast<const KeptPlan*>(plan); }
 
@@ -125,7 +133,7 @@ CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* made, const convg
   // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
   char* memory = kept.memory;
   int64_t bytes = kept.bytes;
-  kept.memory = nullptr, kept.bytes = 0;
+  kept = {nullptr, 0};
   if (bytes < plan.bytes) {
     free(memory);
     bytes = plan.bytes, memory = static_cast<char*>(aligned_alloc(64, static_cast<size_t>(bytes)));
@@ -133,7 +141,8 @@ CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* made, const convg
   }
   plan.run(plan, *tensors, memory, threads_here(plan.threads));
   if (bytes > kKeptBytes || kept.memory) return free(memory), 0;
-  kept.memory = memory, kept.bytes = bytes;
+  (void)&free_at_end;  // made at its first use in a thread
+  kept = {memory, bytes};
   return 0;
 }
 

@@ -694,7 +694,7 @@ CONVGRAD_EXPORT int32_t convgrad_aten_unregister(void* library) {
 CONVGRAD_EXPORT void convgrad_aten_told(int32_t more) { aten::told += more; }
 CONVGRAD_EXPORT void convgrad_aten_taken_over(int32_t more) { aten::taken_over += more; }
 CONVGRAD_EXPORT void convgrad_aten_others_kernels(int32_t are_there) { aten::others_kernels = are_there; }
-// Say whether PyTorch computes its own convolutions in this thread from now on, because Python computes a call.
+// Sets whether PyTorch computes its own convolutions in this thread from now on, because Python computes a call.
 CONVGRAD_EXPORT void convgrad_aten_inside(int32_t value) { aten::python_inside = value; }
 
 // `key` is what Python was given for a call.

@@ -276,6 +276,21 @@ def test_without_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("brief_search")
+def test_a_kernel_that_differentiates_is_checked_here_where_no_fork_can() -> None:
+    """As where this process differentiated on a GPU before: PyTorch then raises this in each of its forks."""
+    here = os.getpid()
+
+    def forward(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        if os.getpid() != here:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
+        return right(x, w, p)
+
+    backend = convgrad.register("right", forward=forward, accepts=accepts, seconds=0.3)
+    why = "PyTorch cannot differentiate in a fork of this process"
+    assert backend.note.endswith(f"it was checked in this process: {why}")
+
+
+@pytest.mark.usefixtures("brief_search")
 def test_a_library_that_sets_the_number_of_threads_once() -> None:
     """As numba's first parallel call does: to as many as PyTorch has, or to another number."""
 

@@ -151,7 +151,10 @@ class _Check:
         try:
             if not self.alone:
                 patience = _PATIENCE if problem and passed else _FIRST_PATIENCE
-                return self.child.ask((output, problem, *options), patience, heard.append)
+                answered = self.child.ask((output, problem, *options), patience, heard.append)
+                if problem is None or not any(_UNFIT in result.message for result in answered[0]):
+                    return answered
+                self.alone = "PyTorch cannot differentiate in a fork of this process"
         except NoChild as no:
             self.alone = str(no)
         except Lost as lost:

@@ -15,7 +15,6 @@ from .calls import (
     checked_grad_weight,
     find,
     is_eager,
-    is_plain,
     layout_of,
     make,
     plan_for,

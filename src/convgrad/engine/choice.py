@@ -93,15 +93,17 @@ class _Choice:
         if request is not None:
             yield self._steps(request, outputs, "requested by name", requested=True)
             return
-        for name in [name for name, entry in reversed(registered().items()) if entry.preferred]:
-            yield self._steps(name, outputs, BY_USER)
+        for name, entry in reversed(registered().items()):
+            if entry.preferred:
+                yield self._steps(name, outputs, BY_USER)
         if self.stored:
             known = find(problem, outputs, device)
             if worth_measuring(problem, device, known):
                 self.unsettled.add(outputs)
-            for way, _ in known.ranked() if known else ():
-                steps = steps_of(way, problem, outputs, device) if self.without not in way.split(", ") else None
-                yield steps and tuple(s._replace(reason=known.reason(way)) for s in steps)  # pyright: ignore
+            if known is not None:
+                for way, _ in known.ranked():
+                    steps = steps_of(way, problem, outputs, device) if self.without not in way.split(", ") else None
+                    yield steps and tuple(s._replace(reason=known.reason(way)) for s in steps)
         for way, why in by_rule(problem, passes, device):
             yield self._steps(way, outputs, BY_RULE + why)
         pytorchs = self._steps("aten", outputs, "no rule prefers another backend")

@@ -52,6 +52,7 @@ def _calls(plan: Plan, sets: list[dict[int, Tensor]]) -> list[Call]:
     """Return a call of the plan for each set of operands."""
     p = plan.problem
     if len(passes_of(plan.outputs)) > 1:
+        # The user's grad_output, input and weight; of a transposed problem the first two change places.
         order = (1, 0, 2) if p.transposed else (0, 1, 2)
         return [partial(plan.gradients, *[s[i] for i in order]) for s in sets]
     biased = p.has_bias and plan.outputs == (p.bias_pass,)
