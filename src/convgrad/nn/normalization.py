@@ -171,8 +171,8 @@ class Normalized(Deferred):
             return values
         if [t._version for t in self._convgrad_call[:3] if t is not None] != self._convgrad_versions:
             raise RuntimeError(
-                "the input or weight of a normalization was changed in place before something other than its activation "
-                "read the result"
+                "the input or weight of a normalization was changed in place before something other than its "
+                "activation read the result"
             )
         with torch.no_grad():
             return normalized(*self._convgrad_call)[0]
@@ -238,8 +238,9 @@ def _repeated(input: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
 class _Normalization(torch.autograd.Function):
     """Saves what torch's saves: input, weight, and mean and inverse standard deviation of each channel.
 
-    Where an activation may follow it saves a copy of the bias, too, but neither the normalized input nor the result, as the
-    activation would. Its first output is computed, by `activation` of the node; the second one is deferred, and plain.
+    Where an activation may follow it saves a copy of the bias, too, but neither the normalized input nor the result, as
+    the activation would. Its first output is computed, by `activation` of the node; the second one is deferred, and
+    plain.
     """
 
     @staticmethod
