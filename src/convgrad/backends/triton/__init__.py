@@ -68,8 +68,8 @@ class _WrongResultError(Exception):
 class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
-    The first result of each kernel that is compiled is checked on the device. A wrong one bans the backend from there,
-    and PyTorch's kernels compute the call.
+    The first result of each kernel that is compiled for a device is checked (`first_check`). A wrong one bans the
+    backend from that device, and PyTorch's kernels compute the call.
     """
 
     name = "triton"
