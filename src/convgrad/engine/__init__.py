@@ -38,6 +38,7 @@ from .request import (
     set_default_backend,
     traced,
     unregister,
+    unrequested,
     use_backend,
 )
 from .rules import linear_gains

@@ -103,13 +103,23 @@ def use_backend(
 
 @contextmanager
 def resume(request: Request | None) -> Generator[None, None, None]:
-    """The request under which a forward ran, for its backward."""
+    """Compute under a request in this block: the one under which a forward ran, for its backward."""
     token, alive = _task.set(request or Request()), _alive.set(_Alive())
     try:
         yield
     finally:
         _task.reset(token)
         _alive.reset(alive)
+
+
+@contextmanager
+def unrequested() -> Generator[None, None, None]:
+    """Compute as outside of all `use_backend` blocks: the backward of a forward that ran outside of them."""
+    token = _task.set(None)
+    try:
+        yield
+    finally:
+        _task.reset(token)
 
 
 def unregister(name: str) -> None:
