@@ -284,13 +284,13 @@ def _double_backward(*arguments: Any) -> Any:
     operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
     wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
     cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
-    pairs = [(yields, role) for yields in cotangents for role in CONTRACTED[yields] if role in wanted]
     with engine.unrequested():
-        for yields, role in pairs:
-            if (cotangent := cotangents[yields]) is not None:
-                others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                term = problem.derivative(form, yields, role, cotangent, others)
-                found[role] = found[role] + term if role in found else term
+        for yields, cotangent in cotangents.items():
+            for role in CONTRACTED[yields]:
+                if role in wanted and cotangent is not None:
+                    others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
+                    term = problem.derivative(form, yields, role, cotangent, others)
+                    found[role] = found[role] + term if role in found else term
     if of_bias is not None and "output" in wanted:
         before = found["output"] if "output" in found else torch.zeros_like(grad_output)
         found["output"] = problem.add_bias(before, of_bias)
