@@ -38,7 +38,6 @@ from .request import (
     set_default_backend,
     traced,
     unregister,
-    unrequested,
     use_backend,
 )
 from .rules import linear_gains

@@ -103,23 +103,13 @@ def use_backend(
 
 @contextmanager
 def resume(request: Request | None) -> Generator[None, None, None]:
-    """Compute under a request in this block: the one under which a forward ran, for its backward."""
-    token, alive = _task.set(request or Request()), _alive.set(_Alive())
+    """Compute a backward under the request of its forward; with None as outside of all `use_backend` blocks."""
+    token, alive = _task.set(request), _alive.set(None if request is None else _Alive())
     try:
         yield
     finally:
         _task.reset(token)
         _alive.reset(alive)
-
-
-@contextmanager
-def unrequested() -> Generator[None, None, None]:
-    """Compute as outside of all `use_backend` blocks: the backward of a forward that ran outside of them."""
-    token = _task.set(None)
-    try:
-        yield
-    finally:
-        _task.reset(token)
 
 
 def unregister(name: str) -> None:

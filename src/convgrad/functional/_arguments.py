@@ -150,7 +150,7 @@ def _padding_integers(padding: Any, d: int) -> tuple[int, ...]:
 
 def _shortest(both: tuple[int, ...]) -> tuple[int, ...]:
     """Return low and high of each dimension as one number where they agree, as PyTorch's operators take them."""
-    return both[::2] if both[::2] == both[1::2] and min(both) >= 0 else both
+    return both[::2] if both[::2] == both[1::2] and all(p >= 0 for p in both) else both
 
 
 def _constants(sizes: Sequence[Any]) -> Sequence[int]:

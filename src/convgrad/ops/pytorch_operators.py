@@ -59,7 +59,7 @@ def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any)
     if not own and (engine.thread.in_backend or not (takes or watched) or _compat.jit_tracing() is not None):
         return original(op, a, b, c, *raw)
     if own:  # its forward ran under no request
-        with engine.unrequested():
+        with engine.resume(None):
             plan = _inside(engine.resolve, "convolution_backward" if backward else "convolution", raw, a, b, c)
     else:
         plan = _plan(backward, raw, a, b, c)
@@ -284,7 +284,7 @@ def _double_backward(*arguments: Any) -> Any:
     operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
     wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
     cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
-    with engine.unrequested():
+    with engine.resume(None):
         for yields, cotangent in cotangents.items():
             for role in CONTRACTED[yields]:
                 if role in wanted and cotangent is not None:
