@@ -111,9 +111,9 @@ def _explain_module(
 ) -> Explanation | ModelExplanation:  # fmt: skip
     """Every convolution that runs in a module or a function; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
-    module = what if isinstance(what, nn.Module) else nn.Module()
-    if module is not what:
-        module.forward = what
+    module = (
+        what if isinstance(what, nn.Module) else type(_title(what), (nn.Module,), {"forward": staticmethod(what)})()
+    )
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault(one[2:], []).append(one)
     if not equal:
