@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, choose, linear_gains
-from ..models import copied, random_states_restored
+from ..models import copied, is_lazy, random_states_restored
 from ..nn import deferred, padding
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs, problem_of
@@ -162,7 +162,7 @@ def capture(
         ValueError: the model could not run on the meta device, and these arguments are there only; or a lazy layer of
             it, whose sizes its first call decides, cannot be copied.
     """
-    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+    if is_lazy(model):
         twin = copied(model)
         if twin is None:
             raise ValueError("the sizes of a lazy layer of this model are not known: call the model once before")
