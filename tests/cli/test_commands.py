@@ -257,6 +257,7 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
         (("explain",), "(hint: see convgrad explain --help)"),
         (("explain", SMALL, "-d"), "(hint: see convgrad explain --help)"),
+        (("explain", SMALL, "-d", "h100 float16 float32"), "one dtype at a time, got float16 and float32"),
         (("explain", SMALL, "-d", ""), "an empty device description"),
         (("check", ""), "no fields, at position 0 of the problem ''"),  # and not the suite's own list
         (("bench", "steps", "--thread", "1"), "(hint: see convgrad bench steps --help)"),

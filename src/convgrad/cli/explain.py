@@ -109,6 +109,8 @@ def _place(text: str) -> tuple[Machine, str, bool]:
 
     words = text.replace(",", " ").split()
     dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
+    if len(dtypes) > 1:
+        raise fail(f"one dtype at a time, got {' and '.join(dtypes)}", "--device may be repeated")
     rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
     return Machine.parse(rest if rest or not words else "here"), next(iter(dtypes), ""), "channels_last" in words
 
