@@ -136,7 +136,7 @@ def steps(
         "step": (itemgetter("name"), ""),
         "ms": (itemgetter("milliseconds"), ".4g"),
         "speed": (lambda r: r["speedup"] and str(Ratio(r["speedup"], r["low"], r["high"])), ""),
-        "?": (lambda r: "busy" if r["speedup"] and r["model"] in warnings else "", ""),
+        "note": (lambda r: "the machine was busy" if r["speedup"] and r["model"] in warnings else "", ""),
     }))  # fmt: skip
     said = conditions(str(place))
     say(said)
