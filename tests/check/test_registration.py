@@ -314,6 +314,10 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"dtypes": "float32"}, TypeError, "dtypes takes dtypes such as torch.float32, got 'float32'"),
         ({"devices": ["gpu"]}, ValueError, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
         ({"devices": "cuda:0"}, ValueError, "got 'cuda:0'"),
+        ({"devices": torch.device("cpu")}, ValueError, r"devices are types such as .*, got device\(type='cpu'\)"),
+        ({"devices": ()}, ValueError, "devices are one or a sequence of them, got none"),
+        ({"dtypes": ()}, ValueError, "dtypes are one or a sequence of them, got none"),
+        ({"dtypes": 3}, TypeError, "dtypes are one or a sequence of them, got 3"),
         ({"layouts": "nchw"}, ValueError, r"layouts are among .* got \('nchw',\)"),
     ],
 )

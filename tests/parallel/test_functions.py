@@ -87,6 +87,7 @@ def modules(w: int) -> dict[str, nn.Module]:
         "gate": Applied(lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)).expand_as(x)),
         "one column": Applied(lambda x: F.relu(F.max_pool2d(x, (1, w)))), "one row": Applied(one_row),
         "masked": Applied(lambda x: x.masked_fill(x > 0.5, 2.0)),
+        "gate in place": Applied(lambda x: x * F.silu(F.adaptive_avg_pool2d(x, 1), inplace=True)),
         "gate with a layer": Applied(lambda x, p: x * F.linear(x.mean((2, 3)), p)[..., None, None], 4, 4),
         "crop": Applied(lambda x: x[:, :, 1:-1, 2:]), "steps": Applied(lambda x: x[:, None, ..., ::2]),
         "chunk": Applied(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -32,9 +32,11 @@ _METHODS_OF_ITS_OWN = ("workspace", "fuses_bias", "arithmetic", "kernel_name")
 
 def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
     """Return an option that may be one value or a sequence of them as a tuple."""
-    if option is None:
-        raise TypeError(f"{name} are one or a sequence of them, got None")
-    return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
+    if isinstance(option, (str, torch.dtype, torch.device, ConvProblem)):
+        return (option,)
+    if not isinstance(option, Iterable):
+        raise TypeError(f"{name} are one or a sequence of them, got {option!r}")
+    return tuple(option)
 
 
 class _Watched:
@@ -78,7 +80,7 @@ class UserKernel(NamedTuple):
             return answer if isinstance(answer, str) else ""
         watched: Any = _Watched(problem)
         with suppress(Exception):  # it needs a real problem
-            if not self.accepts(watched):
+            if not self.accepts(watched) and watched._read:
                 return f"{NO}: {', '.join(f'{name} is {value}' for name, value in watched._read.items())}"
         return NO
 
