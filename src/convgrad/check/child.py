@@ -134,6 +134,7 @@ class Child:
         raise NoChild(f"a {self._method} of this process does not start")
 
     def _begun(self, context: Any) -> tuple[Connection, Any]:
+        """Start a process; return the end of its pipe that is ours, and the process."""
         pipe, inner = context.Pipe()
         fork = self._method == "fork"
         self._trace = tempfile.TemporaryFile("w+") if fork else None  # noqa: SIM115 (`close` closes it)

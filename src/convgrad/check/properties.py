@@ -301,7 +301,7 @@ def memory(check: PropertyCheck) -> None:
 def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
     """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned."""
     guards = {slot: guarded_copy(t, shift) for slot, t in check.placed(operands).items()}
-    untouched = [_watched(slot, guard) for slot, guard in guards.items()]
+    watched = [_watched(slot, guard) for slot, guard in guards.items()]
     state = settings(random=check.backend.deterministic)
     try:
         with Poison() as poison:
@@ -310,8 +310,8 @@ def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
         changed = restore(state)
     if poison.overstepped():
         raise Outcome("it wrote outside a tensor that it allocated")
-    for check_one in untouched:
-        check_one()
+    for look in watched:
+        look()
     if changed:
         raise Outcome(f"it changed {' and '.join(changed)}, for whatever runs after it")
     return result
@@ -321,13 +321,13 @@ def _watched(name: str, guard: Guarded) -> Callable[[], None]:
     """Return a function that raises an `Outcome` where an operand, or what lies beside it, has changed since now."""
     content, header = guard.bytes(), _header(guard.tensor)
 
-    def check() -> None:
+    def look() -> None:
         if header != _header(guard.tensor) or not torch.equal(guard.bytes(), content):
             raise Outcome(f"it wrote into {name}, or just outside of it")
         if guard.tensor.requires_grad:
             raise Outcome(f"it changed {name}: it requires gradients now")
 
-    return check
+    return look
 
 
 def _header(tensor: Tensor) -> tuple[Any, ...]:
@@ -375,9 +375,9 @@ def bias(check: PropertyCheck) -> None:
         added = (added - 30).to(torch.float64) / 7  # sevenths use all bits of the dtype
     added, operands = (added + 1).to(p.dtype), check.reals()
     guard = guarded_copy(added.to(check.device))
-    untouched = _watched("bias", guard)
+    look = _watched("bias", guard)
     result = check.run(operands, guard.tensor)
-    untouched()
+    look()
     check.compare(result, operands, integers=not check.rounds, bias=added)
 
 

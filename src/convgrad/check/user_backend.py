@@ -183,9 +183,7 @@ class Functions(Backend):
         which = [gradient_outputs(False).index(output) for output in outputs if method == "backward"]
 
         def kernel(*operands: Any) -> Any:  # the last one may be a workspace
-            # The function is never differentiated: its derivatives are passes.
-            padded = (*operands, None)[: len(given)]
-            here: list[Any] = [t.detach() if t is not None and t.requires_grad else t for t in padded]
+            here: list[Any] = [*operands, None][: len(given)]
             like = {"dtype": problem.dtype, "device": here[0].device, "memory_format": layout}
             here += [torch.empty(shape, **like) for shape in made.values()]
             result = function(*(v if i is None else here[i] for i, v in zip(where, values, strict=True)))
@@ -250,7 +248,9 @@ class CustomBackend(Backend):
         kernel = self.own.bind(problem, outputs)
         what = self.own.methods(outputs)[0] if isinstance(self.own, Functions) else "+".join(outputs)
 
-        def stated(*args: Tensor | None) -> Any:
+        def stated(*operands: Tensor | None) -> Any:
+            # A kernel is never differentiated: its derivatives are passes.
+            args = [t.detach() if t is not None and t.requires_grad else t for t in operands]
             outer, thread.in_backend = thread.in_backend, True  # `takeover` leaves PyTorch's convolutions in it alone
             try:
                 results = kernel(*args)
