@@ -544,6 +544,7 @@ bool read(Object* written, int how, int64_t d, Call& c) {
   auto item = [&](int i) { return f.PyTuple_GetItem(written, i); };
   static const int dilation[] = {2, 4, 2}, output_padding[] = {-1, 2, 4}, groups[] = {3, 3, 5};
   c.transposed = how == kTransposed || (how == kGeneral && item(3) == f._Py_TrueStruct);
+  if (how == kGeneral && !c.transposed && item(3) != f._Py_FalseStruct) return false;
   c.output_padding.count = d;
   for (int64_t i = 0; i < d; i++) c.output_padding.values[i] = 0;
   Ints one;

@@ -62,15 +62,8 @@ struct DepthwiseOperands {
     using Pack = Packing<const S, T, N>;
     const auto zeros = again || x.padding_mode ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
     s.lane = tile_pixels(extent);
-    for (int64_t l = 0; l < b.live; l += p.channels_last ? b.lanes : N) {
-      const Block part = p.channels_last ? b : Pack::vector_of(b, l);
-      Pack::pack(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last, zeros);
-      if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last);
-    }
-    // By this block, but by the ones to come.
-    const int64_t unused = p.channels_last ? 0 : b.lanes - round_up(b.live, N);
-    if (!again && unused)
-      memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
+    Pack::pack(scratch, extent, tensor, x, b, r, p.channels_last, zeros);
+    if (x.padding_mode) Pack::pack_borders(scratch, extent, tensor, x, b, r, p.channels_last);
     s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {

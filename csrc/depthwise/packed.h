@@ -99,7 +99,7 @@ struct Depthwise {
     if (p.needs_grad_output()) planes(t.grad_output, p.output_tensor(0), p.multiplier, false);
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
-    s.prefetcher.within(p.work * (p.lanes / N));
+    s.prefetcher.within(p.work);
   }
 
   // Units that follow one another. `partial` receives an item's sums, of one block or of all.

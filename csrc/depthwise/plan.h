@@ -115,11 +115,6 @@ inline DepthwisePlan make_depthwise_plan(const convgrad_problem& q, int64_t vect
   } else {
     p.lanes = vector;
     p.images = p.channels < vector ? most(1, least(vector / p.channels, p.batch)) : 1;
-    // Small images in blocks of several vectors: to prepare a unit takes as long as some of their rows.
-    const int64_t whole[3] = {1, 1, 1}, least_units = 16 * p.threads;
-    while (2 * p.lanes <= p.channels && packed_pixels(p, whole) * 2 * p.lanes * element_bytes <= kSmallTileBytes &&
-           p.batch * ceil_div(p.channels, 2 * p.lanes) >= least_units)
-      p.lanes *= 2;
   }
   p.lane_blocks = ceil_div(p.channels, p.lanes);
   p.image_blocks = ceil_div(p.batch, p.images);

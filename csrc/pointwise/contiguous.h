@@ -2,8 +2,7 @@
 // images are one row of such columns (plan.h).
 //
 // A block of columns is packed as [vector][channel], in the type of the arithmetic, so that the loops of
-// kernels.h read memory in order however far the channels lie apart, and one block serves all. While one is
-// computed, the memory of what is packed next is prefetched.
+// kernels.h read memory in order however far the channels lie apart, and one block serves all.
 //   forward, grad_input: for some rows of results and some vectors
 //   grad_weight:         for some channels of grad_output and some vectors of channels of the input, a block of which
 //                        is transposed for that while it is packed: a lane is then a sum of its own
@@ -142,22 +141,15 @@ class ContiguousPointwise : Pointwise<S, T, N> {
       }
   }
 
-  Ahead ahead_of(const Operand& x, const Block& block) const {
-    return {reinterpret_cast<const char*>(x.tensor + x.channels.low * p.pixels), sizeof(S), p.pixels, x.all * p.pixels,
-            block.columns, block.vectors, x.channels.size(), 0, 0, 0};
-  }
-
   // ---- a block of columns ----
 
-  void multiply_block(char* own, const Block& block, int64_t group, Range panels, Ahead ahead) const {
+  void multiply_block(char* own, const Block& block, int64_t group, Range panels) const {
     PointwiseResults<S, T> run = {};
-    const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
-    ahead.spread_over(tiles * p.sources), run.ahead = &ahead;
     run.pitch = pitch(p.sources), run.terms = run.together = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
     T* const item_weight = p.item_weight.in(own);
-    const int64_t together = item_weight ? vectors : cached(run.pitch);  // which all panels use
-    for (int64_t v = 0; v < vectors; v += together) {
+    const int64_t together = item_weight ? block.vectors : cached(run.pitch);  // vectors that all panels use
+    for (int64_t v = 0; v < block.vectors; v += together) {
       run.source = p.source.in(own) + v * run.pitch, run.columns = block.columns + v;
       for (int64_t i = panels.low; i < panels.high; ++i) {
         const Range r = p.panel(i);
@@ -169,13 +161,13 @@ class ContiguousPointwise : Pointwise<S, T, N> {
           run.weight = item_weight, run.start = starts;
         }
         run.result = this->results_tensor() + row * p.pixels;
-        multiply_rows<N>(run, r.size(), least(together, vectors - v));
+        multiply_rows<N>(run, r.size(), least(together, block.vectors - v));
       }
     }
   }
 
   // Sums for the weights of one group's results in the range.
-  void sum_block(char* own, T* to, Range results, const Block& block, bool add, Ahead ahead) const {
+  void sum_block(char* own, T* to, Range results, const Block& block, bool add) const {
     PointwiseSums<T, T, false> run = {};
     const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;
     run.weight = p.backward ? p.source.in(own) : p.other.in(own), run.together = N, run.gap = pitch(rows) - N;
@@ -183,7 +175,6 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     run.row = p.inputs(), run.lanes = lanes, run.add = add;
     run.to = to + (p.backward ? results.low : results.low * p.sources);
     const int64_t panels = ceil_div(rows, kPointwiseRows), vectors = ceil_div(lanes, N);
-    ahead.spread_over(panels * ceil_div(vectors, kPointwiseColumns) * run.terms), run.ahead = &ahead;
     for (int64_t i = 0; i < panels; ++i) {
       const int64_t now = least(kPointwiseRows, rows - i * kPointwiseRows);
       multiply_rows<N>(run, now, vectors);
@@ -209,51 +200,36 @@ class ContiguousPointwise : Pointwise<S, T, N> {
 
   // ---- items ----
 
-  Operand source_of(int64_t item) const {
-    const int64_t group = p.group_of(item);
-    return {this->source_tensor(), p.groups * p.sources, {group * p.sources, (group + 1) * p.sources}};
-  }
-
-  // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums. Beside the last one,
-  // what this thread takes next if all are equally fast is prefetched.
+  // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums.
   void run_item(char* own, int64_t item) const {
     const int64_t chunk = item % p.chunks, group = p.group_of(item);
     const Range panels = share(p.panels, chunk, p.chunks);
     const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
     const Range channels = {group * p.results + results.low, group * p.results + results.high};
-    const Operand source = source_of(item);
+    const Operand source = {this->source_tensor(), p.groups * p.sources, {group * p.sources, (group + 1) * p.sources}};
     const Operand other = {this->other_tensor(), p.groups * p.results, channels};
     const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
-    auto list = [&](Block& block, Range columns) {
-      block.vectors = least(p.block, columns.size());
+    Range columns = p.columns_of(item);
+    for (bool add = false; !add || columns.size() > 0; add = true) {
+      const Block block = {p.columns.in(own), least(p.block, columns.size())};
       for (int64_t v = block.vectors, run = 0; v-- > 0;) {
         Column& c = block.columns[v] = p.column(columns.low + v);
         c.run = run = c.whole ? 1 + (c.pixel + 2 * N <= p.pixels ? run : 0) : 0;
       }
-    };
-    Range columns = p.columns_of(item);
-    Block now = {p.columns.in(own), 0}, next = {p.columns.in(own) + p.block, 0};
-    list(now, columns);
-    for (bool add = false;; add = true) {
-      columns.low += now.vectors;
-      const bool last = columns.size() == 0;
-      list(next, last ? p.columns_of(item + p.threads) : columns);
-      const Ahead ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
+      columns.low += block.vectors;
       T *const packed = p.source.in(own), *const grads = p.backward ? packed : p.other.in(own);
-      pack(packed, source, now);
-      if (p.needs_weight()) multiply_block(own, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
+      pack(packed, source, block);
+      if (p.needs_weight()) multiply_block(own, block, group, panels);
       if (sums_weight) {
         const Sums sums = this->sums_of(p.segment_of(item));
         const Operand &grad = p.backward ? source : other, &input = p.backward ? other : source;
-        if (!p.backward) pack(grads, other, now);
-        pack_transposed(p.transposed.in(own), input, now);
-        sum_block(own, sums.weight + group * p.sources * p.results, results, now, add, ahead);
-        if (p.sums_grad && (chunk == 0 || !p.backward)) sum_grad(sums.bias, grads, grad.channels, now, add);
+        if (!p.backward) pack(grads, other, block);
+        pack_transposed(p.transposed.in(own), input, block);
+        sum_block(own, sums.weight + group * p.sources * p.results, results, block, add);
+        if (p.sums_grad && (chunk == 0 || !p.backward)) sum_grad(sums.bias, grads, grad.channels, block, add);
         if (p.sums_input && (chunk == 0 || p.backward))
-          sum_input(sums.bias, p.transposed.in(own), input.channels, now, add);
+          sum_input(sums.bias, p.transposed.in(own), input.channels, block, add);
       }
-      if (last) return;
-      std::swap(now, next);
     }
   }
 
@@ -264,7 +240,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     Plan p = Base::make_shared_plan(q);
     Layout& each = p.memory.each;
     p.source = each.template add<T>(p.block * pitch(p.sources));
-    p.columns = each.template add<Column>(2 * p.block);
+    p.columns = each.template add<Column>(p.block);
     if (p.needs_weight() && p.packs_in_items()) p.item_weight = each.template add<T>(kPointwiseRows * (p.sources + 1));
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
     if (!p.backward) p.other = each.template add<T>(p.block * pitch(p.item_results()));

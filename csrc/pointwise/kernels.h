@@ -6,30 +6,9 @@
 
 namespace {
 
-// ---- memory that is needed next, prefetched so that memory and arithmetic work at the same time ---------------------
-
-// Prefetches what is packed next, a line in every so many steps of a loop.
-struct Ahead {
-  const char* row;  // the next channel
-  int64_t element, pixels, image;  // bytes of an element; from channel to channel, from image to image
-  const Column* columns;
-  int64_t vectors, channels;     // how much
-  int64_t vector, credit, rate;  // the next one; parts of a line, and so many more in a step
-  static constexpr int64_t kLine = 1 << 16;
-
-  // Spreads all of it over so many steps.
-  void spread_over(int64_t steps) { rate = least(kLine, channels * vectors * kLine / most(1, steps)); }
-  __attribute__((always_inline)) void step() {
-    credit += rate;
-    if (credit < kLine) return;
-    credit -= kLine;
-    __builtin_prefetch(row + (columns[vector].image * image + columns[vector].pixel) * element);
-    if (++vector == vectors) vector = 0, row += pixels * element;
-  }
-};
-
-// Lines at equal distances: one in every step of the loop, and so much further on for the next vectors. Into the
-// second-level cache: in the first, which holds about as much as one run of the loop reads, they would displace that.
+// Memory that is needed next, prefetched so that memory and arithmetic work at the same time: lines at equal distances,
+// one in every step of the loop, and so much further on for the next vectors. Into the second-level cache: in the
+// first, which holds about as much as one run of the loop reads, they would displace that.
 struct AheadInTensor {
   const char* at;
   int64_t distance, further;
@@ -48,7 +27,7 @@ struct AheadInTensor {
 // ---- sums of products in registers ----------------------------------------------------------------------------------
 
 // For some rows and some vectors, the sum over terms of weight[row, term] * source[vector, term]. The weights are
-// packed, or lie in a tensor.
+// packed, or lie in a tensor; then memory is prefetched meanwhile.
 template <class T, bool InTensor>
 struct PointwiseProducts {
   typedef T Arithmetic;
@@ -56,7 +35,7 @@ struct PointwiseProducts {
   const T *weight, *source;  // of each row and term; [vector][term][lane]
   int64_t together, gap;     // terms whose weights are one step apart; elements to skip after them
   int64_t pitch, terms;      // elements from vector to vector of the source; number of terms
-  typename std::conditional<InTensor, AheadInTensor, Ahead>::type* ahead;
+  AheadInTensor* ahead;      // null where the weights are packed
 };
 
 // Elements from row to row and from term to term of the weights, and from term to term of the source.
@@ -73,7 +52,7 @@ void multiply(const Products& run) {
   const auto [row_step, term_step, source_step] = run.template steps<N>();
   const int64_t pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
-  auto ahead = *run.ahead;
+  AheadInTensor ahead = Products::kInTensor ? *run.ahead : AheadInTensor{};
   run.template prefetch<N, R, P>();
   for (int64_t left = run.terms, now; left > 0; left -= now) {
     now = least(left, run.together);
@@ -89,15 +68,11 @@ void multiply(const Products& run) {
         const T w = Products::kInTensor ? third[r / 3][r % 3 * row_step] : weight[r * row_step];
         UNROLL for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
       }
-      ahead.step();
+      if (Products::kInTensor) ahead.step();
     }
     weight += run.gap;
   }
-  if constexpr (Products::kInTensor) {
-    run.ahead->at += run.ahead->further;
-  } else {
-    *run.ahead = ahead;
-  }
+  if (Products::kInTensor) run.ahead->at += run.ahead->further;
   run.template store<N>(sum);
 }
 

@@ -59,9 +59,7 @@ struct PointwisePlan : Request {
   bool packs_before_items() const { return needs_weight() && !packs_in_items(); }
   int64_t group_of(int64_t item) const { return item / chunks % groups; }
   int64_t segment_of(int64_t item) const { return item / chunks / (groups / together); }
-  Range columns_of(int64_t item) const {  // none of an item that there is not
-    return item < items() ? share(vectors, segment_of(item), segments) : Range{0, 0};
-  }
+  Range columns_of(int64_t item) const { return share(vectors, segment_of(item), segments); }
   int64_t outputs_of() const { return backward ? sources : results; }
   int64_t panel_rows() const { return channels_last ? vector : kPointwiseRows; }
   Range panel(int64_t i) const { return {i * panel_rows(), least(results, (i + 1) * panel_rows())}; }

@@ -8,7 +8,7 @@
 
 namespace {
 
-// The lanes of a work unit: channels of one image, or all channels of several images.
+// The lanes of a work unit: channels of one image, or all channels of several images. In contiguous layout, one vector.
 struct Block {
   int64_t channel, image;      // the first ones
   int64_t live;                // lanes in use
@@ -19,11 +19,6 @@ struct Block {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Packing {
-  // Returns the part of a block that is one vector of its lanes.
-  static Block vector_of(const Block& b, int64_t lane) {
-    return b.lanes == N ? b : Block{b.channel + lane, b.image, b.live - lane, N, N};
-  }
-
   // Finds where each lane's image plane begins. Unused lanes repeat the first: they may be read, and count as 0.
   template <class P>
   static void planes(P* base, const Tensor& x, const Block& b, P** lane) {
@@ -74,16 +69,15 @@ struct Packing {
         to[i / width * row + i % width * N + l] = l < live ? load_one<T>(lane[l] + pixel + i) : T(0);
   }
 
-  // `pitch`: elements from one pixel to the next.
-  static void unpack_planes(const T* from, int64_t pitch, S* const* lane, int64_t live, int64_t pixel, int64_t count) {
+  static void unpack_planes(const T* from, S* const* lane, int64_t live, int64_t pixel, int64_t count) {
     for (int64_t done = 0; done < count;) {
       if (count < N) {
-        for (int64_t l = 0; l < live; ++l) store_one<T>(lane[l] + pixel + done, from[done * pitch + l]);
+        for (int64_t l = 0; l < live; ++l) store_one<T>(lane[l] + pixel + done, from[done * N + l]);
         ++done;
         continue;
       }
       const int64_t at = least(done, count - N);
-      transpose<T, N>([&](int l) { return load<T, N>(from + (at + l) * pitch); },
+      transpose<T, N>([&](int l) { return load<T, N>(from + (at + l) * N); },
                       [&](int l, Vec<T, N> v) { l < live ? store<T, N>(lane[l] + pixel + at, v) : void(); });
       done = at + N;
     }
@@ -223,11 +217,8 @@ struct Packing {
                      bool channels_last) {
     if (!channels_last) {
       S* lane[N];
-      for (int64_t l = 0; l < b.live; l += N) {
-        planes(to, x, vector_of(b, l), lane);
-        unpack_planes(from + l, b.lanes, lane, least(b.live - l, N), pixel, count);
-      }
-      return;
+      planes(to, x, b, lane);
+      return unpack_planes(from, lane, b.live, pixel, count);
     }
     to += (b.image * x.pixels() + pixel) * x.width + b.channel * x.step + x.first;
     for (; count > 0; --count, to += x.width, from += b.lanes)

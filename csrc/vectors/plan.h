@@ -234,14 +234,13 @@ struct Tiling : Request {
   }
 };
 
-// kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kSmallTileBytes:
-// a first-level cache.
+// Scratch memory of a thread for packed tiles: half of a second-level cache of 512 KiB.
 #if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles, and taken for large ones
 constexpr bool kTestsTiles = true;
-constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kSmallTileBytes = 4 * kTileBytes;
+constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES;
 #else
 constexpr bool kTestsTiles = false;
-constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024;
+constexpr int64_t kTileBytes = 256 * 1024;
 #endif
 
 // Returns how many copies of grad_weight, of so many bytes, work items may sum into: as many as fit the memory that a

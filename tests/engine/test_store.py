@@ -1,5 +1,6 @@
 """The store: whatever happens to its file, nothing raises, nothing wrong is read, and a process warns once at most."""
 
+import errno
 import json
 import os
 import random
@@ -396,9 +397,28 @@ def test_one_is_alone_in_a_new_folder_and_everybody_where_there_are_no_locks(fol
     with store.alone() as first, store.alone() as second:
         assert (first, second) == (True, False)
     assert time.perf_counter() - start < 4  # it does not wait, as SQLite would for 5 seconds, unless it is told to
-    (folder / "new" / store._LOCK).write_text("no database" * 100)
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with store.alone() as first, store.alone() as second:
         assert (first, second) == (True, True)
+
+
+def test_a_child_that_is_forked_inside_is_alone_once_its_parent_has_left():
+    read, write = os.pipe()
+    with store.alone() as alone:
+        assert alone
+        child = os.fork()
+        if child == 0:
+            with store.alone() as first:
+                os.write(write, b"!")
+            with store.alone(5.0) as second:
+                os._exit((first, second) != (False, True))
+        os.read(read, 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_child_writes_as_its_parent_does():

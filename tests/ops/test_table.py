@@ -354,7 +354,47 @@ def test_wrong_arguments_get_the_same_words_as_without_the_table():
         assert "overrideable" not in errors[0][1]
 
 
+def test_what_is_no_bool_is_not_taken_for_one():
+    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    for transposed in (False, False, True, True):
+        convgrad.convolution(x, w, None, 1, 0, 1, transposed)
+    for value in (1, 0, None):
+        with pytest.raises(TypeError, match="transposed is True or False"):
+            convgrad.convolution(x, w, None, 1, 0, 1, value)
+
+
+def test_pairs_of_equal_sides_are_stated_as_pytorch_states_them():
+    """Its kernel would refuse pairs in C++, each time anew, which takes 100 times as long as a small call."""
+    x, w = operands()
+    convgrad.set_default_backend("aten")
+    try:
+        first = step(convgrad.conv2d, x, w, padding=((1, 1), (1, 1)), groups=8)
+        with calls_of_python() as seen:
+            again = step(convgrad.conv2d, x, w, padding=((1, 1), (1, 1)), groups=8)
+        assert not seen
+    finally:
+        convgrad.set_default_backend(None)
+    for a, b, c in zip(first, again, step(F.conv2d, x, w, **DEPTHWISE), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c)
+
+
 # ---- derivatives ------------------------------------------------------------------------------------------
+
+
+def test_a_backward_runs_under_the_request_of_its_forward():
+    x, w = operands()
+    for _ in range(2):
+        y = convgrad.conv2d(x, w, **DEPTHWISE)
+    with convgrad.use_backend("reference"), Trace() as seen:
+        first = torch.autograd.grad(y.pow(2).sum(), (x, w), create_graph=True)
+        torch.autograd.grad(sum(t.pow(2).sum() for t in first), (x, w))
+        assert len(list(seen)) > 3
+        assert not any(r.backend == "reference" for r in seen)
+        y = convgrad.conv2d(x, w, **DEPTHWISE)
+    with Trace() as seen:
+        torch.autograd.grad(y.sum(), (x, w))
+    assert {r.backend for r in seen} == {"reference"}
 
 
 @pytest.mark.parametrize("transposed", [False, True])

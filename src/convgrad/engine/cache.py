@@ -23,7 +23,7 @@ _MOST = 4096
 
 #: Everything that a call's meaning and choice depend on -> its plan; see `calls.find`.
 plans: dict[Any, Any] = {}
-#: How often the plans were forgotten: who keeps one elsewhere compares this with `Plan.generation`.
+#: How often the plans were forgotten; a plan that was kept elsewhere has its own number, `Plan.generation`.
 generation: list[int] = [0]
 
 
@@ -72,12 +72,12 @@ class Table:
 
 #: The table, once `open_table` has made it.
 _opened: Table | None = None
-#: How many observers and requests there were before the table was opened.
+#: How many observers and requests there are: what the table is told when it is opened.
 _told = 0
 
 
 def tell(more: int) -> None:
-    """Count who must be told of every call, so that none is computed without Python: one more, or one less."""
+    """Count observers and requests, while which no call is computed without Python: one more, or one less."""
     global _told  # noqa: PLW0603
     _told += more
     if _opened is not None:

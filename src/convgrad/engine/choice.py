@@ -57,14 +57,14 @@ class _Choice:
     ) -> None:
         self.problem, self.device, self.request = problem, device, request
         self.stored, self.without = stored, without
-        #: Of outputs that may be measured.
+        #: The sets of outputs that a call may measure.
         self.unsettled: set[Outputs] = set()
 
         def given(name: str, outputs: Outputs, requested: bool = False) -> Outputs | None:
             backend = get_backend(name) if name != without else None
             return backend and computed_at_once(backend, problem, outputs, device, requested=requested)
 
-        #: What one call of a backend gives of some outputs; asked once, for the next answer may not be the same.
+        #: The outputs of a set that one call of a backend gives; asked once, for the next answer may be another.
         self.given: Any = cache(given)
 
     def of(self, outputs: Outputs) -> Steps:
@@ -101,16 +101,16 @@ class _Choice:
             if worth_measuring(problem, device, known):
                 self.unsettled.add(outputs)
             if known is not None:
-                for way, _ in known.ranked():
-                    steps = steps_of(way, problem, outputs, device) if self.without not in way.split(", ") else None
-                    yield steps and tuple(s._replace(reason=known.reason(way)) for s in steps)
-        for way, why in by_rule(problem, passes, device):
-            yield self._steps(way, outputs, BY_RULE + why)
+                for name, _ in known.ranked():
+                    steps = steps_of(name, problem, outputs, device) if self.without not in name.split(", ") else None
+                    yield steps and tuple(s._replace(reason=known.reason(name)) for s in steps)
+        for name, why in by_rule(problem, passes, device):
+            yield self._steps(name, outputs, BY_RULE + why)
         pytorchs = self._steps("aten", outputs, "no rule prefers another backend")
-        for way, why in proposals(problem, device) if pytorchs else ():
-            proposed, untimed = self._steps(way, outputs, _PROPOSED + why), not_timed(device)
+        for name, why in proposals(problem, device) if pytorchs else ():
+            proposed, untimed = self._steps(name, outputs, _PROPOSED + why), not_timed(device)
             if proposed is not None and untimed:
-                yield self._steps("aten", outputs, f"{way} was not timed against it on this GPU, and {untimed}")
+                yield self._steps("aten", outputs, f"{name} was not timed against it on this GPU, and {untimed}")
             yield proposed and tuple(s._replace(proposed=True) for s in proposed)
         yield pytorchs
         if len(passes) == 1:

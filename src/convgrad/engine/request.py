@@ -103,8 +103,8 @@ def use_backend(
 
 @contextmanager
 def resume(request: Request | None) -> Generator[None, None, None]:
-    """The request under which a forward ran, for its backward."""
-    token, alive = _task.set(request or Request()), _alive.set(_Alive())
+    """Compute a backward under the request of its forward; with None as outside of all `use_backend` blocks."""
+    token, alive = _task.set(request), _alive.set(None if request is None else _Alive())
     try:
         yield
     finally:

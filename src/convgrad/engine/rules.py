@@ -56,27 +56,27 @@ def by_rule(p: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[
     linear = p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
     for_mkl = linear and not lacking and mkl_at_its_best()
     kind = kind_of(p, lacking)
-    ways = [
-        (way, f"on {kind} problems {way} is {gain}x as fast as PyTorch, on average")
-        for way, gain in TABLE.get(kind or "", {}).items()
-        if way != "aten:float32" or worth_converting(p, outputs, lacking)
+    tried = [
+        (name, f"on {kind} problems {name} is {gain}x as fast as PyTorch, on average")
+        for name, gain in TABLE.get(kind or "", {}).items()
+        if name != "aten:float32" or worth_converting(p, outputs, lacking)
     ]
     if kind == "other":
         estimates = gains(p, outputs).items()
-        faster = ((way, gain) for way, gain in estimates if gain >= least_gain(p, way))
-        ways = [(way, f"{way} is {gain:.1f}x as fast as PyTorch, by estimate") for way, gain in faster]
-    yield from takewhile(lambda found: not for_mkl or _beats_mkl(found[0], p), ways)
+        faster = ((name, gain) for name, gain in estimates if gain >= least_gain(p, name))
+        tried = [(name, f"{name} is {gain:.1f}x as fast as PyTorch, by estimate") for name, gain in faster]
+    yield from takewhile(lambda found: not for_mkl or _beats_mkl(found[0], p), tried)
     if patches and "grad_input" in outputs and p.dtype.itemsize <= 4:  # oneDNN has no float64
         yield "aten:patches", "kernels do not overlap, and PyTorch's gradient of the input takes several times as long"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
 
 
-def least_gain(p: ConvProblem, way: str) -> float:
+def least_gain(p: ConvProblem, name: str) -> float:
     """Return how many times as fast as PyTorch's kernels a backend must be by estimate."""
     if p.unpadded_pointwise and p.dtype.itemsize > 2:
         return _OF_PRODUCTS
-    if way == "native:amx":
+    if name == "native:amx":
         return _BY_AMX
     return _IN_16_BITS if p.dtype.itemsize == 2 and p.channels_last else _ELSEWHERE
 
@@ -115,13 +115,13 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     return enough and elements >= 32 * in_features
 
 
-def _beats_mkl(way: str, p: ConvProblem) -> bool:
+def _beats_mkl(name: str, p: ConvProblem) -> bool:
     """Whether this kernel of ours computes a linear layer faster than MKL at its best (times: docs/kernels.md).
 
     Packing is much of the work with few rows or output features, and with AMX where any size is small.
     """
     rows, many = p.input_size[1], p.input_size[1] >= _MANY_ROWS
-    if way == "native:amx":
+    if name == "native:amx":
         return many or 3 / (1 / rows + 1 / p.in_channels + 1 / p.out_channels) >= _MEAN_SIZE
     return many and p.in_channels <= 512 and p.out_channels >= 48 and avx512_here()
 

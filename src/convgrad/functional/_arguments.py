@@ -124,8 +124,7 @@ def paddings(
         raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same', 'causal'")
     if any(s != 1 for s in stride):
         raise ShapeError("padding='same' is not supported for strided convolutions")
-    both = tuple(p for total in totals for p in (total // 2, total - total // 2))
-    return both[::2] if both[::2] == both[1::2] else both
+    return _shortest(tuple(p for total in totals for p in (total // 2, total - total // 2)))
 
 
 def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
@@ -146,7 +145,12 @@ def _padding_integers(padding: Any, d: int) -> tuple[int, ...]:
     if len(pads) in (1, d) and any(isinstance(p, int) and p < 0 for p in pads):
         # the operators crop where low and high are given
         return tuple(p for p in pads * (d // len(pads)) for _ in "lh")
-    return pads
+    return _shortest(pads) if len(pads) == 2 * d else pads
+
+
+def _shortest(both: tuple[int, ...]) -> tuple[int, ...]:
+    """Return low and high of each dimension as one number where they agree, as PyTorch's operators take them."""
+    return both[::2] if both[::2] == both[1::2] and all(p >= 0 for p in both) else both
 
 
 def _constants(sizes: Sequence[Any]) -> Sequence[int]:

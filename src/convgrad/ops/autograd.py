@@ -72,7 +72,7 @@ class Contraction(torch.autograd.Function):
             plan = call.backwards.get(needs) or backward_of(call, needs)
             grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
             return None, grad_first, grad_second, grad_bias
-        # Under these no autograd engine runs that could be asked.
+        # Under these, autograd's engine does not run and cannot be asked.
         alone = torch.compiler.is_compiling() or _compat.functorch_active()
         needs = ctx.needs_input_grad[1:] if alone else _needed(ctx)
         if cotangent is None:

@@ -3,8 +3,8 @@
 `torch.profiler` computes those of a call (``with_flops=True``) from the inputs of a range that is named like PyTorch's
 operator: `profiled_call` opens it.
 
-The counter's module imports triton, so it is not imported here: the formulas are registered after somebody else
-imported it, at the latest when an operator runs under a counter.
+The counter's module imports triton, so it is not imported here: the formulas are registered once it is there, at the
+latest when an operator runs under a counter.
 """
 
 from __future__ import annotations

@@ -58,8 +58,9 @@ def compute(op: int, key: bytes | None, a: Tensor, b: Tensor, c: Any, *raw: Any)
     takes = own or taken_over()
     if not own and (engine.thread.in_backend or not (takes or watched) or _compat.jit_tracing() is not None):
         return original(op, a, b, c, *raw)
-    if own:
-        plan = _inside(engine.resolve, "convolution_backward" if backward else "convolution", raw, a, b, c)
+    if own:  # its forward ran under no request
+        with engine.resume(None):
+            plan = _inside(engine.resolve, "convolution_backward" if backward else "convolution", raw, a, b, c)
     else:
         plan = _plan(backward, raw, a, b, c)
     if plan is not None and takes:
@@ -283,12 +284,13 @@ def _double_backward(*arguments: Any) -> Any:
     operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
     wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
     cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
-    for yields, cotangent in cotangents.items():
-        for role in CONTRACTED[yields]:
-            if role in wanted and cotangent is not None:
-                others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                term = problem.derivative(form, yields, role, cotangent, others)
-                found[role] = found[role] + term if role in found else term
+    with engine.resume(None):
+        for yields, cotangent in cotangents.items():
+            for role in CONTRACTED[yields]:
+                if role in wanted and cotangent is not None:
+                    others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
+                    term = problem.derivative(form, yields, role, cotangent, others)
+                    found[role] = found[role] + term if role in found else term
     if of_bias is not None and "output" in wanted:
         before = found["output"] if "output" in found else torch.zeros_like(grad_output)
         found["output"] = problem.add_bias(before, of_bias)

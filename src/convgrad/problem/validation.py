@@ -105,12 +105,12 @@ def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequ
             needed += dense
     if needed >= _LARGE and needed > (free := _free_memory()):
         raise UnsupportedError(
-            f"{'+'.join(outputs)} of {problem} needs {needed / 1e9:.1f} GB for its results and for operands that lie "
-            f"in memory only once, and {free / 1e9:.1f} GB are free"
+            f"{'+'.join(outputs)} of {problem} needs {needed / 1e9:.1f} GB for its results and for dense "
+            f"copies of expanded operands, and {free / 1e9:.1f} GB are free"
         )
 
 
-#: Bytes below which nobody looks at what is free.
+#: Bytes below which free memory is not asked for.
 _LARGE = 1 << 30
 #: Where Linux says what the control group of a container may have.
 _GROUP = Path("/sys/fs/cgroup")

@@ -1,8 +1,8 @@
 """Measurements of problems on this machine: reading them, merging new ones, and the choice that follows.
 
-A **way** to compute some outputs is the name of a backend, or a name for each pass, joined by commas. Times are
-relative to the first way's (ATen's, where it can), for these survive a machine that was shared; each further
-measurement adds one, and the median decides.
+A candidate has the name of its backend, or a name for each pass, joined by commas. Times are relative to the first
+candidate's (ATen's, where it can), for these survive a machine that was shared; each further measurement adds one, and
+the median decides.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .environment import environment, kind_of_machine
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
 KIND = "choice"
-_MOST_TIMES = 7  # of each way, the newest
-#: A way must be this much faster than the first one to be taken instead: less is noise.
+_MOST_TIMES = 7  # of each candidate, the newest
+#: A candidate is chosen before the first one if it takes less than this times as long: more is noise.
 _CLEAR = 0.98
 _LONGEST = 2000  # characters of a text
 
 
 @dataclass
 class Measurement:
-    """The times of each way, relative to the first one's, newest last; and the ways that were wrong."""
+    """The times of each candidate, relative to the first one's, newest last; and those that were wrong."""
 
     times: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    #: Way -> what was wrong with its result, or that it raised; never taken.
+    #: Candidate -> what was wrong with its result, or that it raised; never chosen.
     wrong: dict[str, str] = field(default_factory=dict)
     #: Backend -> the version of its kernel, where it has one.
     versions: dict[str, str] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class Measurement:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        times = {way: [float(f"{t:.4g}") for t in times] for way, times in self.times.items()}
+        times = {name: [float(f"{t:.4g}") for t in times] for name, times in self.times.items()}
         return {"times": times} | {n: v for n, v in (("wrong", self.wrong), ("versions", self.versions)) if v}
 
     def merged(self, newer: Measurement) -> Measurement:
-        """Both, and of each way's times the newest; only the newer one where a kernel has changed since."""
+        """Both, and of each candidate's times the newest; only the newer one where a kernel has changed since."""
         other_base = [*self.times][:1] != [*newer.times][:1]  # relative to something else
         if other_base or any(newer.versions.get(name, v) != v for name, v in self.versions.items()):
             return newer
-        ways, wrong = dict.fromkeys((*self.times, *newer.times)), self.wrong | newer.wrong
-        times = {w: (*self.times.get(w, ()), *newer.times.get(w, ()))[-_MOST_TIMES:] for w in ways if w not in wrong}
+        names, wrong = dict.fromkeys((*self.times, *newer.times)), self.wrong | newer.wrong
+        times = {n: (*self.times.get(n, ()), *newer.times.get(n, ()))[-_MOST_TIMES:] for n in names if n not in wrong}
         return Measurement(times, wrong, self.versions | newer.versions)
 
     def is_current(self, there: Mapping[str, Backend]) -> bool:
@@ -82,35 +82,35 @@ class Measurement:
         return len(next(iter(self.times.values()), ()))
 
     def ranked(self) -> list[tuple[str, float]]:
-        """Ways with their median times, the fastest first; the first way before those that are hardly faster.
+        """Candidates with their median times, the fastest first; the first one before those that are hardly faster.
 
         One that was timed in fewer than half of the measurements is left out: the best passes are not always the same.
         """
-        medians = {way: statistics.median(t) for way, t in self.times.items() if 2 * len(t) >= self.count}
+        medians = {name: statistics.median(t) for name, t in self.times.items() if 2 * len(t) >= self.count}
         first = next(iter(medians), "")
         return sorted(medians.items(), key=lambda item: item[1] * (_CLEAR if item[0] == first else 1))
 
-    def reason(self, way: str) -> str:
-        """Return why this way is taken, as a sentence."""
+    def reason(self, name: str) -> str:
+        """Return why a candidate is chosen, as a sentence."""
         medians, first = dict(self.ranked()), next(iter(self.times))
         often = {1: "once", 2: "twice"}.get(self.count, f"{self.count} times")
         said = f"measured {often} on this machine" + ("" if self.same else ", a similar problem")
-        if way != first:
-            return f"{said}: {medians[first] / medians[way]:.2f}x as fast as {_in_words(first)}"
-        if other := next((w for w in medians if w != way), ""):
-            return f"{said}: the next, {_in_words(other)}, takes {medians[other] / medians[way]:.2f}x as long"
+        if name != first:
+            return f"{said}: {medians[first] / medians[name]:.2f}x as fast as {_in_words(first)}"
+        if other := next((other for other in medians if other != name), ""):
+            return f"{said}: the next, {_in_words(other)}, takes {medians[other] / medians[name]:.2f}x as long"
         return f"{said}: the only one that can"
 
 
-def _in_words(way: str) -> str:
-    """The backends of a way: ``aten``; ``native and aten``; ``aten in 2 calls``."""
-    names = way.split(", ")
+def _in_words(name: str) -> str:
+    """The backends of a candidate: ``aten``; ``native and aten``; ``aten in 2 calls``."""
+    names = name.split(", ")
     return f"{names[0]} in {len(names)} calls" if len(names) > len({*names}) else " and ".join(names)
 
 
 @lru_cache(256)
 def similar(problem: ConvProblem) -> ConvProblem:
-    """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two."""
+    """Return one problem for all like it: the batch a power of two, sizes above 8 powers of the square root of two."""
     sizes = tuple(n if n <= 8 else round(2 ** (round(2 * math.log2(n)) / 2)) for n in problem.input_size)
     batch = 2 ** round(math.log2(problem.batch)) if problem.batch else 0
     dims = zip(sizes, problem.dims, strict=True)
@@ -126,7 +126,7 @@ _BETWEEN = " | "
 
 
 def key_of(problem: ConvProblem, outputs: Collection[Output], where: str) -> tuple[str, str, str, str]:
-    """Return the key in the store, as texts: where, passes, the problem that stands for those like it, the problem."""
+    """Return the key in the store, as texts: where, passes, the `similar` problem, the problem itself."""
     passes, own = _texts(problem, outputs)
     return where, passes, str(similar(problem)), own
 
@@ -144,7 +144,7 @@ def _rows() -> Iterator[tuple[list[str], Any]]:
 
 @cache
 def _snapshot(_: Path | None, where: str) -> dict[tuple[str, str], list[Any]]:
-    """(passes, problem), and (passes, "like " and what stands for it) -> what a store held of a machine."""
+    """(passes, problem), and (passes, "like " and the `similar` problem) -> what a store held of a machine."""
     known: dict[tuple[str, str], list[Any]] = {}
     for (machine, passes, like, own), value in _rows():
         for problem in (own, f"like {like}") if machine == where else ():
@@ -241,10 +241,10 @@ def imported(rows: Any) -> tuple[int, int]:
         key = _BETWEEN.join(parts)
         if parts[1::2] != (row.outputs, row.problem) or _BETWEEN in row.machine or not key.isprintable():
             raise ValueError(f"these are no outputs of a problem: {row.outputs!r} of {row.problem!r}")
-        for way in row.times:
-            names = way.split(", ")
-            if never.intersection(names) or len(names) not in (1, len(passes)) or not way.isprintable():
-                raise ValueError(f"{way!r} is no choice for {row.outputs} of {row.problem}")
+        for name in row.times:
+            names = name.split(", ")
+            if never.intersection(names) or len(names) not in (1, len(passes)) or not name.isprintable():
+                raise ValueError(f"{name!r} is no choice for {row.outputs} of {row.problem}")
         found[key] = row
     for key, new in found.items():
         if _read(store.read(KIND, key)).count < new.count:

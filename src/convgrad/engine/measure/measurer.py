@@ -1,4 +1,4 @@
-"""The measurer: which way to compute some outputs of a problem is the fastest, found out on this machine.
+"""The measurer: which candidate computes some outputs of a problem fastest, found out on this machine.
 
 A plan whose choice is not final is measured when it runs (`watched`). The candidates are the backends that can, for
 several gradients each joint backward and the fastest separate passes. Each is checked before it is timed for the first
@@ -38,7 +38,7 @@ _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
 _TIE = 1.03  # times as long: not worth finding out which of two is the faster
 _LONGEST = 10  # times as long, where one call takes long
-#: Before them, a way that takes no longer than this is called once more.
+#: Before them, a candidate that takes no longer than this is called once more.
 _LOOKS = (1.0, 0.1, 0.03, 0.01)
 _MOST_BYTES = 2 << 30  # of operands and result
 _GRANTED = 0.5  # seconds of measuring before its share of the running time counts
@@ -51,7 +51,7 @@ _FOR_PROPOSALS = 0.05, 5.0
 #: What is wrong with some outputs of a problem by a backend, empty where nothing is; handed in from above.
 Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
 Kernel = Callable[..., Any]
-Ways = dict[str, tuple[Step, ...]]
+Candidates = dict[str, tuple[Step, ...]]
 Calls = Mapping[str, Callable[[], object]]
 Given = dict[int, torch.Tensor] | None
 
@@ -101,7 +101,7 @@ def not_timed(device: torch.device) -> str:
 
 @contextmanager
 def _alone(device: torch.device, share: float, granted: float) -> Iterator[bool]:
-    """Tell the block whether it may measure: there is time, and no capture, thread or process is in the way."""
+    """Tell the block whether it may measure: there is time, and no capture, thread or process prevents it."""
     now = time.perf_counter()
     if _state.since is None:
         _state.since = now
@@ -127,7 +127,7 @@ def measure_now(
     device: torch.device,
     *,
     force: bool = False,
-    proposal: Ways | None = None,
+    proposal: Candidates | None = None,
     given: Given = None,
 ) -> Measurement | None:
     """Measure a problem if there is time and no other process measures, or read what one has just measured; else None.
@@ -194,9 +194,9 @@ def fusion_gains(plan: Plan, apart: Callable[[], object], fused: Callable[[], ob
 # ---- candidates ------------------------------------------------------------------------------------
 
 
-def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
-    """The steps of a way; None where one of its backends is not there or cannot."""
-    names, there, steps = way.split(", "), backends(), list[Step]()
+def steps_of(candidate: str, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
+    """The steps of a candidate; None where one of its backends is not there or cannot."""
+    names, there, steps = candidate.split(", "), backends(), list[Step]()
     parts: list[Outputs] = [outputs] if len(names) == 1 else [(p,) for p in passes_of(outputs)]
     for name, part in zip(names, parts, strict=False):
         given = computed_at_once(there[name], problem, part, device) if name in there else None
@@ -204,88 +204,88 @@ def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.dev
     return tuple(steps) if len(steps) == len(parts) == len(names) else None
 
 
-def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ways:
-    """Way -> its steps, ATen's first where it can; for several passes also the fastest of each, which is measured."""
-    found: Ways = {}
+def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Candidates:
+    """Name -> steps, ATen's first where it can; for several passes also the fastest of each, which is measured."""
+    found: Candidates = {}
     for name, entry in registered().items():
         steps = steps_of(name, problem, outputs, device) if entry.candidate else None
         if steps and not entry.backend.repeats_aten(problem, device):
             found[name] = steps
     if len(passes := passes_of(outputs)) > 1:
         each = [_compared(problem, (p,), device, _candidates(problem, (p,), device)) for p in passes]
-        way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
-        if steps := steps_of(way, problem, outputs, device):
-            found[way] = steps
+        name = ", ".join(m.ranked()[0][0] for m in each if m is not None)
+        if steps := steps_of(name, problem, outputs, device):
+            found[name] = steps
     return found
 
 
 def _compared(
-    problem: ConvProblem, outputs: Outputs, device: torch.device, ways: Ways, given: Given = None
+    problem: ConvProblem, outputs: Outputs, device: torch.device, candidates: Candidates, given: Given = None
 ) -> Measurement | None:
-    """Measure these ways once more, on given operands or random ones, and keep the result; None if none can run."""
+    """Measure candidates once more, on given operands or random ones, and keep the result; None if none can run."""
     known = find(problem, outputs, device) or Measurement()
     wrong, check = known.wrong.copy(), _state.check
-    for way, steps in ways.items():
-        for backend, part, *_ in () if known.same and way in known.times else steps:
+    for name, steps in candidates.items():
+        for backend, part, *_ in () if known.same and name in known.times else steps:
             trusted = backend.name == "aten" or backend.checks_itself  # ATen is never banned
-            if way not in wrong and not trusted and check and (why := check(backend, problem, part, device)):
+            if name not in wrong and not trusted and check and (why := check(backend, problem, part, device)):
                 text = f"the backend {backend.name!r} is not used for {problem}, it is wrong there: {why}"
                 warn_user(text, RuntimeWarning)
-                wrong[way] = why
-    right = {way: (problem, steps) for way, steps in ways.items() if way not in wrong}
+                wrong[name] = why
+    right = {name: (problem, steps) for name, steps in candidates.items() if name not in wrong}
     recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             times, raised = _times(trials(right, outputs, device, given), device, compile=given is not None)
         # A backend that checks itself may have found at its first call that it is wrong.
-        times = {way: t for way, t in times.items() if steps_of(way, problem, outputs, device)}
+        times = {name: t for name, t in times.items() if steps_of(name, problem, outputs, device)}
     finally:
         thread.in_backend = recorded
     if not times or (given and len(times) + len(raised) < len(right)):  # of two, one had no memory
         return None
-    used = {step.backend for steps in ways.values() for step in steps}
+    used = {step.backend for steps in candidates.values() for step in steps}
     versions = {backend.name: backend.version for backend in used if backend.version}
-    new = Measurement({way: (t,) for way, t in times.items()}, wrong | raised, versions)
+    new = Measurement({name: (t,) for name, t in times.items()}, wrong | raised, versions)
     return add(problem, outputs, device, new)
 
 
 def _times(calls: Calls, device: torch.device, compile: bool = False) -> tuple[dict[str, float], dict[str, str]]:
-    """The time of each way relative to the first one's, and what those raised that cannot be called.
+    """The time of each candidate relative to the first one's, and what those raised that cannot be called.
 
     ``compile``: the first calls are not counted as time of measuring.
     """
     once: dict[str, float] = {}
     raised: dict[str, str] = {}
-    for way, call in calls.items():
+    for name, call in calls.items():
         start = time.perf_counter()
         try:
-            once[way] = second_call(call, device)
+            once[name] = second_call(call, device)
         except Exception as error:  # whatever a user's function raises
             if not out_of_memory(error):  # which passes
-                raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
+                raised[name] = f"it raised {type(error).__name__}: {str(error)[:200]}"
         if compile:
             _state.spent -= time.perf_counter() - start
     if not once:
         return {}, raised
     for most in _LOOKS:  # caches and memory settle; a disturbance hits one look, and makes a brief call a long one
-        for way, took in once.items():
+        for name, took in once.items():
             if took <= most:
-                once[way] = min(took, call_seconds(calls[way], device))
-    first, fastest = next(iter(once)), min(once, key=lambda way: once[way])
-    times = {way: took / once[first] for way, took in once.items()}
+                once[name] = min(took, call_seconds(calls[name], device))
+    first, fastest = next(iter(once)), min(once, key=lambda name: once[name])
+    times = {name: took / once[first] for name, took in once.items()}
 
-    def compared(ways: list[str]) -> Comparison:
-        known, base = {way: once[way] for way in ways}, first if first in ways else fastest
+    def compared(names: list[str]) -> Comparison:
+        known, base = {name: once[name] for name in names}, first if first in names else fastest
         rounds = max(1, min(7, int(_LONGEST * _SECONDS / sum(known.values()))))
         options = {"seconds": _SECONDS, "device": device, "tie": _TIE, "host": True}
-        return compare({way: calls[way] for way in ways}, base, least_rounds=rounds, known=known, **options)
+        return compare({name: calls[name] for name in names}, base, least_rounds=rounds, known=known, **options)
 
-    hopeful = [way for way in calls if once.get(way, inf) <= _HOPELESS * once[fastest]]
+    hopeful = [name for name in calls if once.get(name, inf) <= _HOPELESS * once[fastest]]
     if len(hopeful) > 1:
         seen = compared(hopeful)
-        times |= {way: times[seen.baseline] / seen.speedup(way).value for way in hopeful}
+        times |= {name: times[seen.baseline] / seen.speedup(name).value for name in hopeful}
     confirmed = {first}
-    while (best := min(times, key=lambda way: times[way])) not in confirmed:
+    while (best := min(times, key=lambda name: times[name])) not in confirmed:
         confirmed.add(best)  # the choice would leave the first one: once more, by themselves
         seen = compared([first, best])
         clearly = seen.at_least(best) > 1

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..._compat import loading, lock_over_forks, warn_user
 
@@ -112,30 +112,35 @@ def forget(kind: str) -> bool:
 def alone(wait: float = 0.0) -> Iterator[bool]:
     """Whether no other process (or thread) that shares the folder is inside such a block; waits for them, so long.
 
-    The system opens SQLite's lock when a process ends, however it ends. Where there are no locks all are alone.
+    The system opens the lock when a process ends, however it ends. A child that is forked inside such a block can get
+    it later; it never could get SQLite's. Where there are no locks (Windows, some network folders) all are alone.
     """
     with ExitStack() as stack:
         free, end = True, time.monotonic() + wait
-        with suppress(Exception):  # no SQLite, a file system without locks
+        with suppress(ImportError, OSError):
             with loading:
-                import sqlite3
+                import fcntl
 
-            where = folder()
-            if where is not None:
+            if (where := folder()) is not None:
                 where.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=0, isolation_level=None)))
-                while True:
-                    try:
-                        lock.execute("BEGIN EXCLUSIVE")
-                    except sqlite3.Error as error:
-                        free = "locked" not in str(error)
-                    if free or time.monotonic() >= end:
-                        break
-                    time.sleep(_PAUSE)  # not in SQLite, which would go on when the user interrupts
-                    free = True
+                lock = stack.enter_context(open(where / _LOCK, "ab"))
+                while not (free := _locked(lock)) and time.monotonic() < end:
+                    time.sleep(_PAUSE)
+                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # a child of a fork still has the file open
         yield free
     if wait:
         time.sleep(2 * _PAUSE)  # or others that wait would never have their turn
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Lock a file unless another one has, and return whether it is locked."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _checksum(kind: str, key: str, value: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Ways to compute the same as functions without arguments, to be timed alternately as a training step would run them.
+"""Candidates as functions without arguments, to be timed alternately, and as a training step would run them.
 
 There other layers run between two calls of one. So each call takes other operands, of more bytes than a cache holds.
 """
@@ -24,23 +24,23 @@ _MOST_SETS = 64
 
 
 def trials(
-    ways: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
+    candidates: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]],
     outputs: Outputs,
     device: torch.device,
     given: dict[int, Tensor] | None = None,
 ) -> dict[str, Call]:
     """Return candidates as plans run them, with copies of operands, the bias and the sum of its gradient.
 
-    ``ways``: name -> the problem (the same one, perhaps in another layout) and the steps. ``given``: the operands by
-    their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
+    ``candidates``: name -> the problem (the same one, perhaps in another layout) and the steps. ``given``: the operands
+    by their numbers in `SLOTS`; None: random ones, of more bytes than a cache holds.
     """
     slots = slots_of(passes_of(outputs))
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
-    for problem in dict.fromkeys(problem for problem, _ in ways.values()):
+    for problem in dict.fromkeys(problem for problem, _ in candidates.values()):
         first = given or random_operands(problem, slots, device)
         more = 0 if given else _sets(problem, device) - 1
         sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(more))]
-    return in_turn({way: _calls(Plan(p, outputs, device, steps), sets[p]) for way, (p, steps) in ways.items()})
+    return in_turn({name: _calls(Plan(p, outputs, device, steps), sets[p]) for name, (p, steps) in candidates.items()})
 
 
 def _sets(problem: ConvProblem, device: torch.device) -> int:
@@ -60,13 +60,13 @@ def _calls(plan: Plan, sets: list[dict[int, Tensor]]) -> list[Call]:
     return [partial(plan.contract, *s.values(), bias) for s in sets]
 
 
-def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
-    """Return one callable for the several of each way, which do the same with other operands.
+def in_turn(candidates: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
+    """Return one callable for the several of each candidate, which do the same with other operands.
 
-    Any way takes the next operands: with a turn of its own, it would find in a cache what the way before it has just
-    read. A result is held until as many others were returned, or results would lie in a cache.
+    Any call takes the next operands: with a turn of its own, a candidate would find in a cache what the one before it
+    has just read. A result is held until as many others were returned, or results would lie in a cache.
     """
-    count = len(next(iter(ways.values())))
+    count = len(next(iter(candidates.values())))
     turns, held = cycle(range(count)), deque[object](maxlen=count)
 
     def call(calls: Sequence[Call]) -> Any:
@@ -77,7 +77,7 @@ def in_turn(ways: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
             thread.unobserved = outer
         return result
 
-    return {name: partial(call, calls) for name, calls in ways.items()}
+    return {name: partial(call, calls) for name, calls in candidates.items()}
 
 
 def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> dict[int, Tensor]:
