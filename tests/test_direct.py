@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -242,6 +243,15 @@ def test_thnn_and_slow_are_gradchecked_on_pytorchs_own_kernels(name, stride, pad
         assert check(both, (g, x, w), nondet_tol=0.0, fast_mode=True)
     assert {e.backend for e in ran} == {"aten:native"}
     assert {o for e in ran for o in e.outputs.split("+")} == {"forward", "grad_input", "grad_weight"}
+
+
+def test_a_kernel_size_is_any_integer():
+    x, w = leaf(1, 2, 4, 4), leaf(3, 2, 3, 3)
+    want = direct.slow_conv2d(x, w, 3)
+    assert torch.equal(direct.slow_conv2d(x, w, np.int64(3)), want)
+    assert torch.equal(direct.slow_conv2d(x, w, [np.int64(3)]), want)
+    with pytest.raises(TypeError, match="float"):
+        direct.slow_conv2d(x, w, 3.0)
 
 
 def test_they_compose_with_vmap_and_forward_mode():

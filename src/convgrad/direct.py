@@ -27,6 +27,7 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -249,7 +250,7 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
         given["output_mask"] = scratch
     if size is None:
         raise TypeError(f"convgrad.direct.{name}: kernel_size is one or two numbers, got None")
-    kernel = (size,) * 2 if isinstance(size, int) else tuple(size)
+    kernel = tuple(map(index, size)) if isinstance(size, (tuple, list)) else (index(size),) * 2
     kernel = kernel * 2 if len(kernel) == 1 else kernel
     if weight.dim() == 2 and len(kernel) == 2 and prod(kernel) > 0 and weight.shape[1] % prod(kernel) == 0:
         given["weight"] = weight.reshape(weight.shape[0], -1, *kernel)

@@ -101,7 +101,7 @@ def test_the_one_that_was_registered_last_runs() -> None:
     assert (joint.masks, alone.calls) == ([(True, False, False)], 1)
     convgrad.unregister("later")
     assert [r.reasons for r in explain_problem(DEPTHWISE).rows if r.chosen and r.output == "grad_weight"] == [
-        ("registered by the user, not verified, in one sweep with grad_input and grad_bias",)
+        ("registered by the user, not verified, in one call with grad_input and grad_bias",)
     ]
 
 

@@ -177,6 +177,14 @@ def late():
 def pooled():
     return torch.nn.Sequential(Block(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(8))
 number = 3
+def linear():
+    return torch.nn.Linear(64, 64), torch.ones(64, 64)
+def half():
+    return torch.nn.Conv2d(3, 4, 3).half(), torch.ones(1, 3, 8, 8).half()
+def raises():
+    raise RuntimeError("one line\\nand another")
+def ends():
+    raise SystemExit(0)
 """
 
 
@@ -199,6 +207,20 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert "is of type int" in refused(capsys, "explain", "my_factory_module:number")
     assert "cannot get" in refused(capsys, "explain", "my_factory_module:nothing")
     assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
+    assert shown(capsys, "explain", "my_factory_module:linear").startswith("1 linear layer, 1 different")
+    assert "oh6kh3sh1ph0dh0 float16 bias" in shown(capsys, "explain", "my_factory_module:half")
+    assert "raised RuntimeError: one line and another (hint" in refused(capsys, "explain", "my_factory_module:raises")
+    assert "raised SystemExit: 0" in refused(capsys, "explain", "my_factory_module:ends")
+    (tmp_path / "my_script.py").write_text("raise SystemExit(0)")
+    assert "'my_script:make' raised SystemExit: 0" in refused(capsys, "explain", "my_script:make")
+
+
+def test_the_rules_of_a_complex_problem_are_those_of_its_real_convolutions(capsys) -> None:
+    printed = shown(capsys, "explain", "g4mb2ic4ih9oc4kh5 complex64", "--rules", "--no-measure")
+    assert "for each of the three real convolutions" in printed
+    chosen = re.search(r"^forward +aten +chosen +(\w+)", printed, re.MULTILINE)
+    assert chosen is not None
+    assert f"backend: {chosen[1]}\n" in printed
 
 
 @pytest.mark.usefixtures("small_rows")
@@ -235,6 +257,7 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
         (("explain",), "(hint: see convgrad explain --help)"),
         (("explain", SMALL, "-d"), "(hint: see convgrad explain --help)"),
+        (("explain", SMALL, "-d", "h100 float16 float32"), "one dtype at a time, got float16 and float32"),
         (("explain", SMALL, "-d", ""), "an empty device description"),
         (("check", ""), "no fields, at position 0 of the problem ''"),  # and not the suite's own list
         (("bench", "steps", "--thread", "1"), "(hint: see convgrad bench steps --help)"),

@@ -367,6 +367,31 @@ def test_a_model_that_needs_values_runs_for_real_and_keeps_its_state() -> None:
         explain(net, torch.randn(2, 2, 9, device="meta"))
 
 
+@pytest.mark.parametrize("what", [lambda net: net.forward, lambda net: lambda x: net(x) + 0, torch.jit.script])
+def test_what_is_called_keeps_its_statistics(what: Any) -> None:
+    """A method, a function around a model, and a scripted module cannot run on the meta device."""
+    net, x = nn.Sequential(nn.Conv1d(2, 2, 3), nn.BatchNorm1d(2)), torch.randn(2, 2, 9, requires_grad=True)
+    given = what(net)
+    waiting = net(x).sum()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert explain(given, x).problem == ConvProblem.parse("mb2ic2iw9oc2kw3 bias")
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    waiting.backward()
+
+
+def test_a_lazy_layer_stays_lazy() -> None:
+    net = nn.Sequential(nn.LazyConv1d(2, 3))
+    assert explain(net, torch.randn(2, 2, 9)).layers[0].names == ("0",)
+    assert type(net[0]) is nn.LazyConv1d
+    with pytest.raises(ValueError, match="call the model once before"):  # PyTorch cannot copy it
+        explain(nn.Sequential(*net, nn.LazyBatchNorm1d()), torch.randn(2, 2, 9))
+
+
+@torch.inference_mode()
+def test_in_inference_mode_as_outside() -> None:
+    assert explain(nn.Conv1d(2, 2, 3), torch.randn(2, 2, 9)).problem == ConvProblem.parse("mb2ic2iw9oc2kw3 bias")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here, and answers for itself")
 def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
     text = "g96mb8ic96ih56oc96kh7ph3 bfloat16"

@@ -154,5 +154,5 @@ def test_a_normalization_is_computed_with_its_activation_all_the_same() -> None:
 
 def test_an_estimate_of_one_problem_is_no_reason_of_its_own() -> None:
     faster = "by rule: native is {} PyTorch, by estimate"
-    reasons = faster.format("1.5x as fast as"), faster.format("2.0x as fast as") + ", in one sweep"
+    reasons = faster.format("1.5x as fast as"), faster.format("2.0x as fast as") + ", in one call with grad_bias"
     assert {without_figures(reason) for reason in reasons} == {faster.format("faster than")}

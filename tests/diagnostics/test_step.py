@@ -99,6 +99,10 @@ def test_a_model_that_does_not_run_in_the_other_layout() -> None:
 def test_a_model_without_a_convolution_or_a_copy() -> None:
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got NoneType"):
         profile_model(None, torch.ones(1, 3))
+    net = nn.Sequential(nn.LazyConv1d(2, 3), nn.Conv1d(2, 2, 3))
+    lazy = profile_model(net, torch.randn(1, 2, 9), seconds=0.5)  # whose copies have the same weights
+    assert float(re.findall(r"[\d.]+e-?\d+|$", lazy.whole[0])[0] or 0) < 1e-4
+    assert type(net[0]) is nn.LazyConv1d
     with pytest.raises(ValueError, match="no convolution ran"):
         profile_model(nn.Linear(3, 3), torch.ones(1, 3), seconds=0.1)
     net = nn.Conv1d(2, 2, 3)

@@ -121,3 +121,11 @@ def test_onednn_is_named_and_standard_output_is_left_alone(capfd, monkeypatch) -
         print("after")
     assert capfd.readouterr().out.splitlines() == ["before", "inside", "raw", "after"]
     assert "backward_weights" in t.records[0].kernel
+
+    def closed(*_: object) -> int:
+        raise OSError
+
+    monkeypatch.setattr(os, "write", closed)
+    with trace(onednn=True) as t, use_backend("aten"):
+        plan_for(p, ("grad_weight",), torch.device("cpu")).contract(given["grad_output"], given["input"])
+    assert "backward_weights" in t.records[0].kernel

@@ -308,7 +308,11 @@ def test_another_sequence_may_be_infinite() -> None:
         ({"initial_state": 0}, TypeError, "'initial_state' must be Tensor, not int"),
         ({"initial_state": torch.zeros(3, 5)}, convgrad.ShapeError, "initial_state with 3 dimensions"),
         ({"initial_state": torch.zeros(3, 5, 3).double()}, convgrad.DtypeError, "initial_state of the dtype"),
-        ({"bias": torch.zeros(4)}, convgrad.ShapeError, "bias"),
+        (
+            {"bias": torch.zeros(4)},
+            convgrad.ShapeError,
+            r"a bias \(D,\) for x of 5 channels, but got one of size \[4\]",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: Any, error: type[Exception], message: str) -> None:
@@ -327,6 +331,7 @@ def test_what_cannot_be_is_refused(arguments: Any, error: type[Exception], messa
         ({"cache_seqlens": 3}, TypeError, r"causal_conv1d_update\(\): argument 'cache_seqlens' must be Tensor"),
         ({"conv_state_indices": torch.zeros(3)}, convgrad.ShapeError, "int32 or int64"),
         ({"activation": True}, ValueError, "activation is None"),
+        ({"bias": torch.zeros(5, 1)}, convgrad.ShapeError, r"a bias \(D,\) for x of 5 channels"),
     ],
 )
 def test_updates_that_cannot_be_are_refused(arguments: Any, error: type[Exception], message: str) -> None:

@@ -177,3 +177,17 @@ def test_vmap_of_any_operand_and_its_derivatives(transposed: bool, dims: tuple[i
     plain = [t.detach() for t in operands]
     both = [torch.func.jvp(function, tuple(plain), tuple(tangents))[1] for function in (mapped, loop)]
     torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_vmap_over_no_weights(transposed: bool) -> None:
+    def f(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convgrad.feedback_convolution(x, w, b, transposed=transposed)
+
+    w, b = (torch.randn(0, 4, 4, 3, requires_grad=True) for _ in range(2))
+    x = torch.randn(2, 4, 9, requires_grad=True)
+    y = torch.func.vmap(f, (None, 0, 0))(x, w, b)
+    assert y.shape == (0, *f(x, torch.randn(4, 4, 3), torch.randn(4, 4, 3)).shape)
+    of_x, *of_weights = torch.autograd.grad(y.sum(), (x, w, b))
+    assert of_x.count_nonzero() == 0
+    assert [t.shape for t in of_weights] == [w.shape, b.shape]

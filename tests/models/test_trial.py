@@ -6,7 +6,7 @@ from torch import nn
 
 import convgrad
 from convgrad.engine import plan_for
-from convgrad.models import accelerate, accelerate_, observe_aten
+from convgrad.models import accelerate, accelerate_, observe_aten, training_step
 
 from .modules import OURS, image
 from .taken_over import world_of_one
@@ -46,6 +46,15 @@ def test_a_model_that_cannot_be_copied_is_not_run():
     assert "cannot be copied" in report.layout
     assert torch.equal(model[1].running_mean, before)
     assert model.training
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_a_step_has_a_backward_wherever_it_runs_and_of_complex_outputs_too(around):
+    layer = nn.Conv1d(2, 2, 3, bias=False, dtype=torch.complex64)
+    step = training_step(layer, torch.ones(1, 2, 5, dtype=torch.complex64))
+    with around():
+        (gradient,) = step()
+    assert torch.equal(gradient, torch.full((2, 2, 3), 3 + 3j))
 
 
 def test_the_parameters_of_a_sharded_model_are_those_that_are_trained(tmp_path):

@@ -378,6 +378,26 @@ def test_an_input_that_changes_before_it_is_read(expected: str | None, use: Use,
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("use", [F.relu, lambda y: 3 * y], ids=["activation", "other"])
+@pytest.mark.parametrize("when", ["before the reader", "before the backward"])
+def test_a_bias_that_changes(when: str, use: Use) -> None:
+    """PyTorch's backward does not read it."""
+    ours, theirs = pair()
+    for _ in range(2):  # the second time the reader is expected
+        x, results = image(), []
+        for module in (ours, theirs):
+            module.zero_grad()
+            a = x.clone().requires_grad_()
+            y = module(a)
+            for moment in ("before the reader", "before the backward"):
+                with torch.no_grad():
+                    module.bias.add_(float(moment == when))
+                y = use(y) if moment == "before the reader" else y
+            y.square().sum().backward()
+            results.append((y.detach(), a.grad, *(p.grad for p in module.parameters())))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
 def test_running_statistics_without_a_reader() -> None:
     ours, theirs = pair()
     for _ in range(2):

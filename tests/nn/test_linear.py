@@ -66,6 +66,16 @@ def test_as_torch_to_the_second_order(shape: tuple[int, ...], bias: bool, backen
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("name", ["BinaryLinear", "XnorLinear", "LinearShift"])
+def test_quantized_layers_are_computed_as_others(name: str, small: None) -> None:
+    layer, x = getattr(convgrad.nn, name)(4, 3), torch.randn(5, 4)
+    with Trace() as seen, convgrad.use_backend("im2col"):
+        y = layer(x)
+    assert {r.backend for r in seen} == {"im2col"}
+    operands = layer.scheme.input(x), layer.quantized_weight(), layer.scheme.bias(layer.bias)
+    torch.testing.assert_close(y, nn.functional.linear(*operands))
+
+
 @NEEDS_KERNELS
 @pytest.mark.parametrize("needed", ["input", "weight", "bias"])
 def test_only_the_gradients_that_are_needed(needed: str, small: None) -> None:

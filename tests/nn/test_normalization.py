@@ -186,9 +186,10 @@ def test_only_the_gradients_that_are_needed(needed: str, monkeypatch: pytest.Mon
 
 
 @KINDS
-def test_gradients_in_float64_to_the_second_order(kind: str) -> None:
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_in_float64_to_the_second_order(kind: str, last: bool) -> None:
     module = pair(kind, channels=2)[0].double()
-    x = image(2, 2, 3, 3, dtype=torch.float64).requires_grad_()
+    x = image(2, 2, 3, 3, dtype=torch.float64, last=last).requires_grad_()
 
     def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.func.functional_call(module, {"weight": weight, "bias": bias}, (x,))

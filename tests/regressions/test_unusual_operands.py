@@ -1,4 +1,6 @@
-"""Operands that once ended the process, kept it busy for a minute, or got a message about somebody else's tensor."""
+"""Operands that once ended the process, kept it busy for a minute, or got a message about somebody else's tensor, or a
+result in another layout.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 import convgrad
 from convgrad.problem import validation
@@ -172,3 +175,27 @@ def test_native_does_not_pack_gigabytes_of_padding() -> None:
     with convgrad.use_backend("native"), pytest.raises(convgrad.BackendError, match="may pack a whole image"):
         convgrad.conv1d(x, w, **options)
     assert convgrad.conv1d(x, w, **options).shape == (1, 16, 4097)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "channels"),
+    [(None, 4), (None, 96), ("aten", 4), ("aten:native", 4), ("native", 4), ("im2col", 4)],
+)
+def test_sequences_are_contiguous_beside_a_transposed_weight(
+    backend: str | None, recorded: bool, channels: int
+) -> None:
+    """PyTorch's results are transposed as the weight is. Without a request it computes 96 channels."""
+    x = torch.randn(2, channels, 9, requires_grad=recorded)
+    w = torch.randn(channels, 3, channels).transpose(1, 2).requires_grad_(recorded)
+    with convgrad.use_backend(backend):
+        for call in (convgrad.conv1d, convgrad.conv_transpose1d):
+            for _ in range(2):
+                y = call(x, w)
+                assert y.is_contiguous()
+                torch.testing.assert_close(y, getattr(F, call.__name__)(x, w), rtol=1e-4, atol=1e-4)
+        g = torch.randn(2, channels, 7)
+        gradients = torch.autograd.grad(convgrad.conv1d(x, w), (x, w), g) if recorded else ()
+        for t in (*gradients, *convgrad.convolution_backward(g, x.detach(), w.detach())[:2]):
+            assert t is not None
+            assert t.is_contiguous()

@@ -84,9 +84,12 @@ class AtenBackend(Backend):
         if p is not problem:
             return over_copy(problem, outputs, self.bind(p, outputs))
         if several:
-            return _sweep(p, len(outputs))
+            sweep = _sweep(p, len(outputs))
+            return sweep if p.ndim > 1 else lambda *operands: tuple([t.contiguous() for t in sweep(*operands)])
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         call = pytorchs_call(p, pass_)
+        if p.ndim == 1:  # PyTorch lays results out as a weight that is a transposed view
+            return lambda *operands: call(*operands).contiguous()
         reads = reads_batch_stride if pass_ == "grad_weight" else reads_every_stride
         return (lambda a, b, *rest: call(a, tidy(b), *rest)) if reads(p) else call
 

@@ -123,7 +123,9 @@ def reads_batch_stride(problem: ConvProblem) -> bool:
 
 
 def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bool:
-    """Whether PyTorch's result would depend on strides of these operands that mean nothing."""
+    """Whether PyTorch's result, or in 1-D its layout, would depend on strides of these operands that mean nothing."""
+    if problem.ndim == 1:
+        return _compat.suggests_channels_last(weight.unsqueeze(2))
     return (reads_every_stride(problem) and tidy(weight) is not weight) or (
         reads_batch_stride(problem) and tidy(input) is not input
     )

@@ -121,22 +121,25 @@ def steps(
     keep_memory()
     place, of = device_here(device), OfModel(shape, dtype, layout == "channels_last")
     rows: list[dict[str, Any]] = []
+    warnings: dict[str, list[str]] = {}
     for name in models:
         with torch.autocast(place.type, torch.bfloat16, enabled=autocast):
             if measure:
                 given, _ = read_problems([name], models=(place, of), linear=True)
                 measure_all([*dict.fromkeys(jobs_of(given))], place)
             profile = profile_of(name, place, of, seconds)
-        say(f"{name}: {profile.finding}")
+        say("\n".join([f"{name}: {profile.finding}", *profile.warnings]))
+        warnings |= {name: [*profile.warnings]} if profile.warnings else {}
         rows += [{"model": name, **vars(variant)} for variant in profile.variants]
     say(Table(rows, {
         "model": (itemgetter("model"), ""),
         "step": (itemgetter("name"), ""),
         "ms": (itemgetter("milliseconds"), ".4g"),
         "speed": (lambda r: r["speedup"] and str(Ratio(r["speedup"], r["low"], r["high"])), ""),
+        "note": (lambda r: "the machine was busy" if r["speedup"] and r["model"] in warnings else "", ""),
     }))  # fmt: skip
     said = conditions(str(place))
     say(said)
     if as_csv is not None:
         as_csv.write_text(csv_text([[*rows[0]], *(row.values() for row in rows)]), encoding="utf-8")
-    return Result({"conditions": said, "steps": rows})
+    return Result({"conditions": said, "steps": rows, "warnings": warnings})

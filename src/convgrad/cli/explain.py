@@ -109,6 +109,8 @@ def _place(text: str) -> tuple[Machine, str, bool]:
 
     words = text.replace(",", " ").split()
     dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
+    if len(dtypes) > 1:
+        raise fail(f"one dtype at a time, got {' and '.join(dtypes)}", "--device may be repeated")
     rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
     return Machine.parse(rest if rest or not words else "here"), next(iter(dtypes), ""), "channels_last" in words
 
@@ -120,6 +122,6 @@ def _stated(of: OfModel, dtype: str, last: bool) -> OfModel:
 
 def _rules(answer: Explanation) -> str:
     """PyTorch's own rules for a problem, one by one."""
-    aten, forward = answer.aten, any(r.output == answer.problem.bias_pass for r in answer.rows)
-    decisions = (aten.backend if forward else aten.gradient_backend, aten.memory_format)
-    return "\nwhy PyTorch itself runs what it runs:\n" + "\n".join(indent(str(one), "  ") for one in decisions)
+    real = ", for each of the three real convolutions of which this complex one is made"
+    title = f"\nwhy PyTorch itself runs what it runs{real if answer.problem.dtype.is_complex else ''}:\n"
+    return title + "\n".join(indent(str(one), "  ") for one in (answer.aten.backend, answer.aten.memory_format))

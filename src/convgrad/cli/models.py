@@ -89,7 +89,7 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
             made: Any = factory()
     except RequestError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if device == "meta":
             return build(name, "cpu")
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
@@ -116,6 +116,8 @@ def _own(name: str) -> Callable[[], Any]:
         result: Any = attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
+    except (Exception, SystemExit) as error:  # as of a script that runs when it is imported
+        raise fail(f"the module of {name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
     if isinstance(result, nn.Module):
         return lambda: result
     if not callable(result):
@@ -124,15 +126,19 @@ def _own(name: str) -> Callable[[], Any]:
 
 
 def explained(name: str, machine: Machine, of: OfModel, outputs: tuple[Output, ...] | None = None) -> ModelExplanation:
-    """Explain each convolution of a model, which is built without memory; in float32 unless a dtype is stated."""
+    """Explain each convolution of a model, which is built without memory."""
+    from torch import nn
+
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
     from ..models import arguments
 
-    net, given = with_inputs(name, "meta", of._replace(dtype=of.dtype or "float32"))
+    net, given = with_inputs(name, "meta", of)
     args, kwargs = arguments(given)
     result = explain(net, *args, **kwargs, device=machine, outputs=outputs)
     if isinstance(result, Explanation):
-        return ModelExplanation(result.machine, (Layer((name,), name, result),))
+        return ModelExplanation(
+            result.machine, (Layer((name,), type(net).__name__, result, isinstance(net, nn.Linear)),)
+        )
     return result
 
 

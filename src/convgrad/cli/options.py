@@ -172,7 +172,7 @@ Properties = Annotated[
     _one_of(("--property",), (*PROPERTIES, *STRESS),
             f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.", metavar="NAME"),
 ]  # fmt: skip
-Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default float32.")]
+Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default its own.")]
 Layout = Annotated[str, _one_of(("--layout",), LAYOUTS, f"One of {', '.join(LAYOUTS)}; else both.")]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
 Threads = Annotated[

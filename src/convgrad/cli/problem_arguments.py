@@ -47,7 +47,7 @@ def read_problems(
             of.only_for(is_model, what)
             if is_model:
                 layers = explained(what, Machine.here(place), of)
-                problems += [layer.problem for layer in layers if linear or layer.kind != "Linear"]
+                problems += [layer.problem for layer in layers if linear or not layer.linear]
                 continue
         if is_file and what.endswith(".py"):
             raise fail(

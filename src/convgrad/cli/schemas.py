@@ -71,7 +71,7 @@ SHAPES: dict[str, Any] = {
             **dict.fromkeys(("milliseconds", "gflops_per_second", "fraction_of_limit", "pytorch_milliseconds", "speed",
                              "speed_low", "speed_high"), _AMOUNT),
         }]},
-        {"conditions": str, "steps": [{"model": str, **_of(Variant)}]},
+        {"conditions": str, "warnings": {str: [str]}, "steps": [{"model": str, **_of(Variant)}]},
     ),
     "tune": {
         "aten_findings?": _FINDINGS,

@@ -2,24 +2,24 @@
 
 A model runs on the meta device: its parameters and inputs are replaced by tensors without memory, so that even a
 large one is read in a moment and its state is not touched. Where something in it cannot run there, it runs once for
-real, on copies of its buffers.
+real, and its buffers get their values back.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, choose, linear_gains
-from ..models import random_states_restored
+from ..models import copied, is_lazy, random_states_restored
 from ..nn import deferred, padding
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs, PaddingMode, gradient_outputs, problem_of
@@ -159,8 +159,14 @@ def capture(
         outputs: for which of them a sharded call exchanges what is noted.
 
     Raises:
-        ValueError: the model could not run on the meta device, and these arguments are there only.
+        ValueError: the model could not run on the meta device, and these arguments are there only; or a lazy layer of
+            it, whose sizes its first call decides, cannot be copied.
     """
+    if is_lazy(model):
+        twin = copied(model)
+        if twin is None:
+            raise ValueError("the sizes of a lazy layer of this model are not known: call the model once before")
+        model = twin
     # Opaque reasons (an unsupported operator, a value that is needed) all mean the same: run it for real.
     try:
         return _run(model, args, kwargs, machine, outputs, meta=True)
@@ -182,21 +188,43 @@ def _run(
     recorded = meta and machine.device_type == "cpu" and machine.is_here
 
     def place(value: Any) -> Any:
-        if not (meta and isinstance(value, Tensor)):
-            return value
         return value.detach().to("meta").requires_grad_(recorded and value.requires_grad)
 
-    state: dict[str, Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **{name: b if meta else copy.deepcopy(b) for name, b in model.named_buffers(remove_duplicate=False)},
-    }
-    placed = {name: place(value) for name, value in state.items()}
-    args, kwargs = tree_map(place, (args, kwargs))
     described = deferred.describing(recorder.convolve) if recorded else nullcontext()
-    restored = random_states_restored(torch.device("cpu"))
-    with layer_ranges(), restored, torch.set_grad_enabled(recorded), recorder, described:
-        torch.func.functional_call(model, placed, args, kwargs)
-        if recorder.padded:  # something else may have read the padded input, which is computed from then on
-            recorder.found.clear()
-            torch.func.functional_call(model, placed, args, kwargs)
+    restored, modules = random_states_restored(torch.device("cpu")), () if meta else model.modules()
+    with torch.inference_mode(False), torch.set_grad_enabled(recorded), _buffers_restored(modules):
+        call = partial(model, *args, **kwargs)
+        if meta:
+            state = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+            placed = {name: place(value) for name, value in state}
+            call = partial(torch.func.functional_call, model, placed, *tree_map_only(Tensor, place, (args, kwargs)))
+        with layer_ranges(), restored, recorder, described:
+            call()
+            if recorder.padded:  # something else may have read the padded input, which is computed from then on
+                recorder.found.clear()
+                call()
     return recorder.found
+
+
+@contextmanager
+def _buffers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give the buffers of modules, and of all that are called in this block, the values that they had before it."""
+    before: dict[nn.Module, list[tuple[str, Tensor, Tensor]]] = {}
+
+    def remember(module: nn.Module, _: object = None) -> None:
+        if module not in before:
+            here = [(name, b) for name, b in module._buffers.items() if not (b is None or b.is_meta)]
+            before[module] = [(name, b, b.clone()) for name, b in here if not nn.parameter.is_lazy(b)]
+
+    remember.reads_nothing = True  # pyright: ignore[reportFunctionMemberAccess] - a normalization may wait
+    for module in modules:
+        remember(module)
+    hook = nn.modules.module.register_module_forward_pre_hook(remember)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for module, name, buffer, value in ((module, *one) for module, known in before.items() for one in known):
+            buffer.data.copy_(value)  # of which a backward that is still to come takes no notice
+            if module._buffers[name] is not buffer:
+                module._buffers[name] = buffer

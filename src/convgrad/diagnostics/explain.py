@@ -15,9 +15,9 @@ from ..backends import COPY, Backend, PaddedCopy, described, operand_format
 from ..engine import Request, Step, active, backends, beats_matmul, choose, linear_gains, plan_for, reasons_against
 from ..ops import autocast_dtype, autocast_is_on
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
-from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
+from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of
 from .capture import Captured, capture, cast_to, part_of_call, problem_on
-from .explanation import Answer, Explanation, Layer, ModelExplanation
+from .explanation import Answer, Explanation, Layer, ModelExplanation, pytorchs_own
 from .measure import measured
 from .roofline import limits_of
 
@@ -111,9 +111,9 @@ def _explain_module(
 ) -> Explanation | ModelExplanation:  # fmt: skip
     """Every convolution that runs in a module or a function; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
-    module = what if isinstance(what, nn.Module) else nn.Module()
-    if module is not what:
-        module.forward = what
+    module = (
+        what if isinstance(what, nn.Module) else type(_title(what), (nn.Module,), {"forward": staticmethod(what)})()
+    )
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault(one[2:], []).append(one)
     if not equal:
@@ -123,7 +123,8 @@ def _explain_module(
         names, left = tuple(one.name for one in calls), _left_to_matmul(problem, machine) if linear else ""
         named = problem.replace(name=names[0])
         result = explain_problem(named, outputs or called, machine, measure=measure, left=left, request=request)
-        layers.append(Layer(names, calls[0].kind, replace(result, placements=placements, transfers=transfers)))
+        part = replace(result, placements=placements, transfers=transfers)
+        layers.append(Layer(names, calls[0].kind, part, linear))
     return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
 
 
@@ -204,9 +205,8 @@ def _answers(
         chosen, against = backend is step.backend, list[str]()
         computed: tuple[Output, ...] = step.outputs if chosen else (output,)
         if chosen:
-            how = "" if step.reason.endswith("in one sweep") else ", in one call"
             others_too = " and ".join(o for o in computed if o != output)
-            reasons = [step.reason + (f"{how} with {others_too}" if others_too else "")]
+            reasons = [step.reason + (f", in one call with {others_too}" if others_too else "")]
         else:
             against = reasons_against(backend, problem, (output,), place)
             against = _described_library(backend, output, machine, against, aten_runs)
@@ -225,8 +225,8 @@ def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
     """PyTorch's kernel for each output, by its own rules."""
     if problem.empty:
         return {}
-    aten = trace_aten(problem.replace(dtype=problem.dtype.to_real()), device=machine)
-    gradients, thrice = aten.gradient_backend.answer, ", as three real ones" if problem.dtype.is_complex else ""
+    aten, thrice = pytorchs_own(problem, machine), ", as three real ones" if problem.dtype.is_complex else ""
+    gradients = aten.gradient_backend.answer
     result: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward}){thrice}")
     result[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function}){thrice}"
     return result

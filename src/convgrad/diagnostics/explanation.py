@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..backends import COPY, built_in, why_absent
 from ..problem import PASSES, ConvProblem, Output, shown_outputs
-from ..tables import Table, wrapped
+from ..tables import Table, counted, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .pictures import Drawn
 from .records import Call
@@ -69,8 +70,8 @@ class Explanation(Drawn):
 
     @cached_property
     def aten(self) -> AtenTrace:
-        """PyTorch's own choice: every rule and the value that decided it."""
-        return trace_aten(self.problem, device=self.machine)
+        """PyTorch's own choice: every rule and the value that decided it; of a complex problem for its real parts."""
+        return pytorchs_own(self.problem, self.machine)
 
     def of_limit(self, row: Answer) -> float | None:
         """Return the part of the machine's limit that a measured row reaches, 1 at most in theory."""
@@ -95,7 +96,8 @@ class Explanation(Drawn):
         p = self.problem
         text = f"each pass: {p.flops:,} FLOP, {p.least_bytes:,} bytes at least"
         if self.limits is None:
-            text += "; this machine's peak speeds are not measured yet (convgrad info --measure)"
+            here = "are not measured yet in this dtype (convgrad explain --measure)"
+            text += f"; this machine's peak speeds {here if self.machine.is_here else 'are not known'}"
         else:
             least = self.limits.seconds(p) * 1e3
             text += f"; at best {least:.4g} ms ({self.limits.bound(p)}-bound), given {self.limits}"
@@ -200,6 +202,7 @@ class Layer:
     names: tuple[str, ...]  # of the modules, in order; one that runs twice stands here twice
     kind: str  # class of the module
     explanation: Explanation  # what would run for it
+    linear: bool = False  # whether it is a linear layer, which is computed as a convolution
 
     @property
     def problem(self) -> ConvProblem:
@@ -257,10 +260,9 @@ class ModelExplanation(Drawn):
 
     def text(self, width: int | None = None) -> str:
         """Return the table under its subject, no wider than ``width``."""
-        count = sum(len(layer.names) for layer in self.layers)
-        linears = " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
-        kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
-        title = f"{no_kernels(self.machine)}{count} {kinds}, {len(self.layers)} different, on {self.machine}"
+        kinds = Counter("linear layer" if layer.linear else "convolution" for layer in self.layers for _ in layer.names)
+        counts = " and ".join(counted(kinds[kind], kind) for kind in ("convolution", "linear layer") if kinds[kind])
+        title = f"{no_kernels(self.machine)}{counts}, {len(self.layers)} different, on {self.machine}"
         text = text_of([title, *Layers(self.rows).lines(width, texts=True)], width)
         return f"{text}\n{_exchanged(self.transfers).text(width)}" if self.transfers else text
 
@@ -278,6 +280,11 @@ class ModelExplanation(Drawn):
             "machine": str(self.machine),
             "layers": [{"names": list(x.names), "kind": x.kind, **x.explanation.to_dict()} for x in self.layers],
         }
+
+
+def pytorchs_own(problem: ConvProblem, machine: Machine) -> AtenTrace:
+    """Return PyTorch's four steps for a problem; a complex convolution is made of three real ones, for one of these."""
+    return trace_aten(problem.replace(dtype=problem.dtype.to_real()), device=machine)
 
 
 def no_kernels(machine: Machine) -> str:

@@ -40,7 +40,8 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
             _flush()
             lines = os.pread(file.fileno(), os.fstat(file.fileno()).st_size - read, read).splitlines(keepends=True)
             read += sum(map(len, lines))
-            os.write(real, b"".join(line for line in lines if not line.startswith(_OURS)))
+            with suppress(OSError):  # the process has closed its standard output, or its reader is gone
+                os.write(real, b"".join(line for line in lines if not line.startswith(_OURS)))
             return tuple(f"{m[1].decode()} ({m[2].decode()})" for m in map(_CONVOLUTION.match, lines) if m)
 
         try:

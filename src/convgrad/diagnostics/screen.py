@@ -106,7 +106,8 @@ class Layers:
         result, rest = rows[:1], iter(rows[1:])
         for group in groups:
             one = group[0].first
-            result += [f"{_named(one)}: {described(one.problem)}", *[f"  {one.problem}"] * texts]
+            named = f"{one.layer}: " if one.layer else ""
+            result += [f"{named}{described(one.problem)}", *[f"  {one.problem}"] * texts]
             result += [next(rest) for _ in group]
         if more := self.groups[len(groups) :]:
             part = f", {sum(s.total for group in more for s in group) / whole:.0%} {of}" if whole else ""
@@ -215,7 +216,7 @@ def _forms(profile: Profile) -> Table[tuple[str, float, Any]]:
     return Table(forms, {
         "computed by": (lambda form: form[0], ""),
         "time": (lambda form: shown(form[1] / 1e3), ">"),
-        "against PyTorch": (lambda form: str(form[2] or ""), ""),
+        "against PyTorch": (lambda form: f"{form[2]}{' ?' * bool(profile.warnings)}" if form[2] else "", ""),
     })  # fmt: skip
 
 

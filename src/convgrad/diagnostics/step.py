@@ -21,6 +21,7 @@ from ..models import (
     NO_COPY,
     accelerate_,
     copied,
+    is_lazy,
     observe_aten,
     random_states_restored,
     spatial_convolutions,
@@ -76,9 +77,9 @@ def profile_model(
     start = time.perf_counter()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     stage("preparing copies of the model")
-    models, replaced, no_last = _forms(model, example_inputs)
-    steps = {name: _step(one, example_inputs) for name, one in models.items()}
     with random_states_restored(device):
+        models, replaced, no_last = _forms(model, example_inputs)
+        steps = {name: _step(one, example_inputs) for name, one in models.items()}
         with observe_aten(), Usage() as first:  # before any work
             steps["convgrad"]()
         steps["PyTorch"]()  # what a first step does more is no part of a step
@@ -152,6 +153,9 @@ def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, st
             raise ValueError(NO_COPY)
         return one
 
+    if is_lazy(model):  # its first call draws the weights that all copies need to share
+        model = twin()
+        training_step(model, inputs)()
     stock, ours = twin(), twin()
     report = accelerate_(ours, example_inputs=inputs)
     models, why = {"PyTorch": stock, "convgrad": ours}, ""

@@ -131,9 +131,7 @@ class _Choice:
         backend = get_backend(name)
         if requested:
             warn_of(backend.wrong_here(self.problem, given, self.device)[0])
-        together = ", in one sweep" if len(passes_of(given)) > 1 and name != "aten" else ""
-        words = filter(None, (reason, backend.remark(given)))
-        return (Step(backend, given, f"{', '.join(words)}{together}"),)
+        return (Step(backend, given, ", ".join(filter(None, (reason, backend.remark(given))))),)
 
     def _refusal(self, requested: str | None, outputs: Outputs) -> str:
         """Return the message: the reasons of the backend that was requested, else of each."""

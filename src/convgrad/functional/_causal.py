@@ -76,7 +76,7 @@ def causal_conv1d(
         True
     """
     require_bool("return_state", return_state)
-    sequence, carried = _checked(x, weight, activation, layout)  # [N, D, L], K - 1
+    sequence, carried = _checked(x, weight, bias, activation, layout)  # [N, D, L], K - 1
     state = read = output = None
     if initial_state is not None:
         state = read = _state(
@@ -138,7 +138,8 @@ def causal_conv1d_update(
         True
     """
     one_step = x.dim() == 2
-    sequence, carried = _checked(x.unsqueeze(2) if one_step else x, weight, activation, "NCL" if one_step else layout)
+    whole, order = (x.unsqueeze(2), "NCL") if one_step else (x, layout)
+    sequence, carried = _checked(whole, weight, bias, activation, order)
     state, inputs, seen = _sequence("conv_state", conv_state, layout), sequence, cache_seqlens  # [.., D, S], [N, D, L]
     old = _state("conv_state", state, sequence, carried, own_rows=conv_state_indices is not None)
     for name, counts in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
@@ -251,7 +252,9 @@ def _sequence(name: str, t: Tensor, layout: Layout) -> Tensor:
     return t.transpose(1, 2) if layout == "NLC" else t
 
 
-def _checked(x: Tensor, weight: Tensor, activation: object, layout: Layout) -> tuple[Tensor, int]:
+def _checked(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: object, layout: Layout
+) -> tuple[Tensor, int]:  # fmt: skip
     """Return x as [N, D, L], and K - 1."""
     sequence = _sequence("x", x, layout)
     if activation not in (None, "silu", "swish"):
@@ -264,6 +267,8 @@ def _checked(x: Tensor, weight: Tensor, activation: object, layout: Layout) -> t
         hint = "; try the other layout: 'NCL' is (N, D, L), and 'NLC' is (N, L, D)" if turned else ""
         size = list(weight.shape)
         raise ShapeError(f"Expected a weight (D, K) for x of {channels} channels, but got one of size {size}{hint}")
+    if bias is not None and bias.shape != (channels,):
+        raise ShapeError(f"Expected a bias (D,) for x of {channels} channels, but got one of size {list(bias.shape)}")
     return sequence, weight.shape[1] - 1
 
 

@@ -48,9 +48,12 @@ class _Feedback(torch.autograd.Function):
             t if t is None else t.expand(n, *t.shape) if d is None else t.movedim(d, 0)
             for t, d in zip(operands, dims, strict=True)
         ]
+        if n == 0:  # a convolution has at least one group: compute one of zeros, and take nothing of it
+            n, each = 1, [t if t is None else t.sum(0, keepdim=True, dtype=t.dtype) for t in each]
         input, *folded = each[0], *(t if t is None else t.flatten(0, 1) for t in each[1:])
         output = apply(input.movedim(0, 1).flatten(1, 2), *folded, (*form, n * groups), request)
-        return output.unflatten(1, (n, output.shape[1] // n)), 1  # [N, n, C_out, *out]
+        output = output.unflatten(1, (n, output.shape[1] // n))  # [N, n, C_out, *out]
+        return output[:, : info.batch_size], 1
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:

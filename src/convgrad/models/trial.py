@@ -27,6 +27,11 @@ def copied(model: nn.Module) -> nn.Module | None:
         return None
 
 
+def is_lazy(model: nn.Module) -> bool:
+    """Return whether the first call of a model decides the sizes of a parameter or buffer."""
+    return any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers())))
+
+
 def arguments(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return ``example_inputs`` as positional and keyword arguments of a model."""
     if isinstance(inputs, Mapping):
@@ -96,8 +101,9 @@ def training_step(model: nn.Module, inputs: Any) -> Callable[[], Sequence[Tensor
     leaves = [t for t in (*model.parameters(), *tree_leaves(inputs)) if isinstance(t, Tensor) and t.requires_grad]
 
     def step() -> Sequence[Tensor | None]:
-        result = model(*args, **kwargs)
-        total = sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad)
-        return torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()
+        with torch.inference_mode(False):  # which records gradients, too
+            outputs = [t for t in tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+            total = sum((torch.view_as_real(t) if t.is_complex() else t).sum() for t in outputs)
+            return torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()
 
     return step

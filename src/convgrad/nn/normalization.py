@@ -94,11 +94,15 @@ def compute(
     the backward, which would refuse that, never runs. So it is where a compiled function may read it, which Dynamo
     could not trace.
     """
+    if by_image:  # recorded, since a derivative of the backward needs the history of what the node saves
+        input = input.contiguous()
     tensors, running = (input, weight, bias), (running_mean, running_var, momentum)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)):
         return normalized(*tensors, epsilon, by_image, "", running)[0]
     if reader == "" or _compat.anything_compiled():
         return _normalization(*tensors, epsilon, by_image, "", running, False)
+    if bias is not None:  # which may be changed in place later: torch's backward does not read it
+        tensors = (input, weight, bias.clone())
     value, deferred = _normalization(*tensors, epsilon, by_image, reader or "", running, True)
     deferred._convgrad_pending, deferred._convgrad_activation = value, reader or ""
     deferred._convgrad_module = ref(module)
@@ -167,7 +171,7 @@ class Normalized(Deferred):
             return values
         if [t._version for t in self._convgrad_call[:3] if t is not None] != self._convgrad_versions:
             raise RuntimeError(
-                "the input, weight or bias of a normalization was changed in place before something other than its "
+                "the input or weight of a normalization was changed in place before something other than its "
                 "activation read the result"
             )
         with torch.no_grad():
@@ -198,17 +202,13 @@ _ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
 def normalized(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, by_image: bool, activation: str = "",
     running: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0),
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the normalized, activated values, the statistics, and the input as the kernels take it.
-
-    The running mean and variance are updated with a momentum.
-    """
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the normalized, activated values and the statistics; update the running mean and variance."""
     if not by_image:
-        return *normalize(input, weight, bias, *running, epsilon, activation), input
-    shape, input = input.shape, input.contiguous()
+        return normalize(input, weight, bias, *running, epsilon, activation)
     weight, bias = _repeated(input, weight, bias)
     output, statistics = normalize(_folded(input), weight, bias, *running, epsilon, activation)
-    return _aten._unsafe_view(output, shape), statistics, input  # a view would be copied by activations in place
+    return _aten._unsafe_view(output, input.shape), statistics  # a view would be copied by activations in place
 
 
 def recomputed(node: Any) -> Tensor:
@@ -238,14 +238,15 @@ def _repeated(input: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
 class _Normalization(torch.autograd.Function):
     """Saves what torch's saves: input, weight, and mean and inverse standard deviation of each channel.
 
-    Where an activation may follow it saves the bias, too, but neither the normalized input nor the result, as the
-    activation would. Its first output is computed, by `activation` of the node; the second one is deferred, and plain.
+    Where an activation may follow it saves a copy of the bias, too, but neither the normalized input nor the result, as
+    the activation would. Its first output is computed, by `activation` of the node; the second one is deferred, and
+    plain.
     """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Any:
         *options, deferred = arguments
-        output, statistics, input = normalized(input, weight, bias, *options)
+        output, statistics = normalized(input, weight, bias, *options)
         ctx.epsilon, ctx.by_image, ctx.activation, _ = options
         ctx.save_for_backward(input, weight, bias if deferred else None, statistics)
         if not deferred:

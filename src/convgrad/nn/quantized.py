@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .constructors import dimensions, set_constructor
-from .linear import Linear
+from .linear import Linear, linear
 from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .schemes import Binary, Scheme, Ternary, Xnor, quantized
 from .shift import ShiftPS, ShiftQ
@@ -125,7 +124,7 @@ class Quantized:
         """Apply the layer; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
         rest = () if output_size is None else (output_size,)
         weight, bias, seen = self.quantized_weight(), self.scheme.bias(self.bias), self.scheme.input(input)
-        compute = F.linear if isinstance(self, Linear) else self._conv_forward
+        compute = linear if isinstance(self, Linear) else self._conv_forward
         if not (isinstance(self.scheme, Xnor) and self.scheme.scale_input):
             return compute(seen, weight, bias, *rest)
         # K of XNOR-Net (arXiv:1603.05279, section 3.2), in each group of channels by itself

@@ -9,8 +9,10 @@ import dataclasses
 import mmap
 import os
 
+import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from torch.nn import functional as F
 from triton.runtime import interpreter
 
@@ -321,6 +323,24 @@ def test_offsets_of_more_than_32_bits(tensor: str) -> None:
     launch.correlate[(1,)](**arguments, **made._options)
     expected = torch.conv1d(src[0, :1, 0, -8:], weight[:1, :, 0].flip(2) if g.adjoint else weight[:1, :, 0], padding=1)
     assert out[0, 0, 0, -tile.columns :].tolist() == expected[0, -tile.columns :].tolist()
+
+
+@pytest.mark.parametrize("use", ["result", "sum"])
+def test_offsets_of_a_weight_of_more_than_32_bits(use: tiles.Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the last channel is run, in memory of which nothing else is touched."""
+    channels, taps = 1 << 26, 33
+    problem = ConvProblem.parse(f"g{channels}mb1ic{channels}iw1oc{channels}kw{taps}pw{taps // 2} float16")
+    assert problem.needs_int64
+    made = launch.launch_of(geometry(problem, adjoint=False), use, False, (-1, -1, -1), in_parts=False)
+    src, centre, weight = (torch.frombuffer(mmap.mmap(-1, 2 * channels * n), dtype=torch.float16) for n in (1, 1, taps))
+    src[-1], weight[-(taps // 2) - 1] = 3, 2
+    tensors = {"src": src, "centre": centre, "weight": weight, "bias": weight, "out": centre, "partials": weight}
+    if use == "sum":
+        centre[-1], weight[-(taps // 2) - 1] = 2, 0
+    last = interpreter.TensorHandle(np.array([channels - 1], dtype=np.int32), tl.int32)
+    monkeypatch.setattr(interpreter.interpreter_builder, "create_get_program_id", lambda axis: last)
+    launch.correlate[(1,)](**made.arguments(1, {**tensors, "bias_partials": centre}), **made._options)
+    assert (centre if use == "result" else weight)[-1 if use == "result" else -(taps // 2) - 1] == 6
 
 
 SILU = [

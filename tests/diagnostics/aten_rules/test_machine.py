@@ -45,7 +45,8 @@ def test_cpu_alone_is_this_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("h100 cudn 9.10", "did you mean 'cudnn'"), ("", "empty device description"), ("h10", "did you mean 'h100'"),
+    [("h100 a100", "one machine at a time, got h100 and a100"),
+     ("h100 cudn 9.10", "did you mean 'cudnn'"), ("", "empty device description"), ("h10", "did you mean 'h100'"),
      ("quantum", "don't know 'quantum'; there are a100, h100, h200"), ("cudnn 9.10 sm", "don't know 'sm'"),
      *((f"cpu {words}", "is followed by a number") for words in ("threads", "threads 0", "threads 1.5", "torch"))],
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
 
 `geometry` turns a problem into a sliding sum, `tiles` chooses the shape of a program, `correlate` (with `patches`) is
-the kernel of every pass, `launch` brings tensors to it, `check` holds its first result to the exact one. `banded` is
-another kernel, for large kernels on tensor cores: `bands` chooses its tiles. triton is imported at the first use.
+the kernel of every pass, `launch` brings tensors to it, `first_check` holds its first result to the exact one. `banded`
+is another kernel, for large kernels on tensor cores: `bands` chooses its tiles. `argument_block` makes of a launch what
+compiled code repeats. triton is imported at the first use.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LAUNCH_BYTES", "TritonBackend", "TritonBandedBackend"]
 
-#: Bytes of one launch in an `entry.Entry` (``CudaLaunch``).
+#: Bytes of one launch in an `argument_block.Entry` (``CudaLaunch``).
 LAUNCH_BYTES = 432
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,8 +68,8 @@ class _WrongResultError(Exception):
 class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
-    The first result of each kernel that is compiled is checked on the device. A wrong one bans the backend from there,
-    and PyTorch's kernels compute the call.
+    The first result of each kernel that is compiled for a device is checked (`first_check`). A wrong one bans the
+    backend from that device, and PyTorch's kernels compute the call.
     """
 
     name = "triton"
@@ -186,7 +187,7 @@ class TritonBackend(Backend):
     def entry(self, problem: ConvProblem, outputs: Outputs, operands: Mapping[str, Tensor]) -> Entry | None:
         """Return the launches of such a call for the table of compiled code, where there was one before on this device.
 
-        None if it must go through Triton's launcher. The operands have the names of ``entry.SLOTS``.
+        None if it must go through Triton's launcher. The operands have the names of ``argument_block.SLOTS``.
         """
         device = next(iter(operands.values())).device
         if device.type != "cuda" or torch.version.hip is not None or device in self._banned:

@@ -155,6 +155,8 @@ def correlate_sum(
     pid = pid // KD
     c = pid % channels
     part = pid // channels
+    if WIDE:
+        c = c.to(tl.int64)
 
     src_width = src_columns * SRC_ALIGN
     width = columns * OUT_ALIGN

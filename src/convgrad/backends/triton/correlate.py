@@ -207,6 +207,8 @@ def correlate(
     lines = (channels + LINE - 1) // LINE
     line = tl.program_id(0) % lines
     part = tl.program_id(0) // lines
+    if WIDE:  # it is multiplied by the kernel's elements
+        line = line.to(tl.int64)
     lane = tl.arange(0, B)
     if CHANNELS_LAST:
         c = (line * LINE + lane % LINE) * V

@@ -22,7 +22,8 @@ from ..reference import ReferenceBackend
 
 _REFERENCE = ReferenceBackend()
 _bound = lru_cache(maxsize=256)(AtenBackend().bind)
-_ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked at in fewer images
+#: Elements of one channel of the batch, at most, where a ``grad_weight`` is looked at: all of them are read.
+_ELEMENTS = 1 << 22
 
 
 def fault(
@@ -55,7 +56,7 @@ def _sampled(p: ConvProblem, pass_: Pass, given: Mapping[str, Any], arithmetic: 
         **{"dtype": torch.float64, "memory_format": torch.contiguous_format},
     )
     if pass_ == "grad_weight" and max(prod(small.input_shape), prod(small.output_shape)) > len(inner) * _ELEMENTS:
-        return None  # every image is part of each of its elements
+        return None
     channels = {"input": inner, "grad_output": outer}
 
     def part(slot: str, t: Tensor) -> Tensor:

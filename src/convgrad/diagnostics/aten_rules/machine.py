@@ -128,6 +128,8 @@ class Machine:
             )
         if words in (["cpu"], ["here"]):
             return cls.here("cpu")
+        if len(named := [word for word in words if word in MACHINES]) > 1:
+            raise ValueError(f"device description: one machine at a time, got {' and '.join(named)}")
         known: dict[str, Any] = {"torch_version": _minor(torch.__version__)}
         for word in words:
             known |= _meant(word)
