@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from math import prod
 from typing import Any
 
@@ -93,6 +94,52 @@ def sides(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
     return F.conv1d(padded, w, None, p.stride, 0, p.dilation, p.groups)[..., : p.output_size[0]]
 
 
+class GrowingScratch:
+    """Each thread pads its images in memory that is cleared only when it grows: the border is of an earlier image."""
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+
+    def __call__(self, x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        (top, _), (left, _) = p.padding
+        size = *x.shape[:2], x.shape[2] + 2 * top, x.shape[3] + 2 * left
+        memory = vars(self.own).setdefault(x.dtype, torch.empty(0, dtype=x.dtype))
+        if memory.numel() < prod(size):
+            memory = vars(self.own)[x.dtype] = torch.zeros(prod(size), dtype=x.dtype)
+        padded = memory[: prod(size)].view(size)
+        padded[..., top : top + x.shape[2], left : left + x.shape[3]] = x
+        return F.conv2d(padded.clone(), w, None, p.stride, 0, p.dilation, p.groups)
+
+
+class PackedVersions:
+    """Packed weights are stored by address and version, which another tensor has too once the first one is gone."""
+
+    def __init__(self) -> None:
+        self.packed: dict[Any, Tensor] = {}
+
+    def __call__(self, x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        key = w.data_ptr(), 0 if w.is_inference() else w._version, w.shape, w.dtype
+        return forward(x, self.packed.setdefault(key, w.clone()), p)
+
+
+def doubled_bias(x: Tensor, w: Tensor, bias: Tensor | None, p: ConvProblem) -> Tensor:
+    """The bias is scaled in place, as its copy in the accumulator should be."""
+    return forward(x, w, p) if bias is None else forward(x, w, p) + bias.mul_(2).view(1, -1, 1, 1)
+
+
+def not_waited_for(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+    """A thread writes the result, and may still do so when it is returned."""
+    computed, inference = forward(x, w, p), torch.is_inference_mode_enabled()
+    result = torch.empty_like(computed)
+    threading.Thread(target=torch.inference_mode(inference)(result.copy_), args=(computed,)).start()
+    return result
+
+
+def reading_both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
+    """Both tensors are read under any mask, and zeros of the other one added."""
+    return grad_input(g, w, p) + 0 * x, grad_weight(g, x, p) + 0 * w
+
+
 def tile(n: int) -> Any:
     """The last partial tile of output channels."""
     return lambda p: (slice(None), slice(p.out_channels // n * n, None)) if p.out_channels > n else slice(0, 0)
@@ -152,5 +199,25 @@ BUGS: dict[str, tuple[str, Bug]] = {
     "padding beyond the halo": (
         "forward",
         Bug(lambda x, w, p: taps(x, w, p, low=[min(low, 4) for low, _ in p.padding]), dense, {"dtypes": WIDE}),
+    ),
+    "border of an earlier image": ("forward", Bug(GrowingScratch(), dense)),
+    "weights packed by version": ("forward", Bug(PackedVersions(), dense)),
+    "more images than a warp": (
+        "forward",
+        Bug(lambda x, w, p: forward(x[torch.arange(len(x)) % 32], w, p), depthwise),
+    ),
+    "bias scaled in place": (
+        "forward",
+        Bug(doubled_bias, accepts, {"args": ("input", "weight", "bias", "problem")}),
+    ),
+    "thread not waited for": ("forward", Bug(not_waited_for, dense)),
+    "operand without values": ("backward", Bug(reading_both)),
+    "stride of the width": (
+        "forward",
+        Bug(when(lambda x, w, p: p.stride[2] != p.stride[1], conv3d), lambda p: p.ndim == 3 and p.symmetric),
+    ),
+    "even kernels with dilation": (
+        "forward",
+        Bug(at(lambda p: max(p.dilation) > 1 and p.kernel_size[0] % 2 == 0), dense),
     ),
 }

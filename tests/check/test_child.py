@@ -124,6 +124,25 @@ def test_a_library_that_ends_every_fork() -> None:
         asked(lambda _: signal.raise_signal(signal.SIGTERM))
 
 
+def test_a_library_that_ends_every_fork_of_a_process_that_handles_the_signal() -> None:
+    """As programs on a cluster do, to store what they have computed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(NoChild, match="does not run in a fork"):
+            asked(lambda _: signal.raise_signal(signal.SIGTERM), 5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(NoChild, match=r"does not start: .*Resource temporarily unavailable"):
+        asked(lambda _: 1)
+
+
 def test_an_error_of_ours_is_no_finding() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         asked(lambda _: 1 // 0)

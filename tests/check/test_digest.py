@@ -19,12 +19,13 @@ LIMIT = {limit}
 def helper(x): return x * {factor}
 def another(x): return -x
 used = {used}
+NAMES = {{"depthwise", "dense", "pointwise", "grouped"}}
 class Kernel:
     def __init__(self, n): self.n = n
     def __call__(self, x, w, p): return helper(x) * self.n
 def forward(x, w, p, scale={default}):
     # {comment}
-    return helper(x) + another(x) if p.batch < LIMIT else torch.relu(used(x))
+    return helper(x) + another(x) if p.name in NAMES or p.batch < LIMIT else torch.relu(used(x))
 """
 
 

@@ -18,7 +18,7 @@ LONG = {"65,535 images", "16-bit index into a plane", "wide kernel"}
 @pytest.mark.parametrize("name", [*BUGS, *(pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in THIRD)])
 def test_it_is_refused(name: str) -> None:
     output, bug = (BUGS | THIRD)[name]
-    with pytest.raises(CheckError):
+    with pytest.raises(CheckError, match="'bug' is refused: its "):
         convgrad.register(
             "bug", **{output: bug.kernel, "accepts": bug.accepts, "dtypes": WIDE, **bug.options}, seconds=100
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import convgrad
-from convgrad.check import load_kernels
+from convgrad.check import foreign_frames, load_kernels
 
 KERNELS = """
 import convgrad
@@ -18,6 +20,16 @@ convgrad.register("mine", forward=lambda x, w, p: x, accepts=lambda p: p.pointwi
 if __name__ == "__main__":
     raise SystemExit("not reached")
 """
+
+
+def test_files_beside_libraries_are_the_users() -> None:
+    """Their folders may begin with a library's name."""
+    for package in (convgrad, torch):
+        folder = os.path.dirname(package.__file__ or "")
+        for file, own in ((f"{folder}/a.py", False), (f"{folder}_kernels/a.py", True)):
+            with pytest.raises(ZeroDivisionError) as caught:
+                exec(compile("1 / 0", file, "exec"))
+            assert (file in [f.filename for f in foreign_frames(caught.value)]) == own
 
 
 def test_a_script(tmp_path: Path) -> None:

@@ -230,6 +230,16 @@ def test_a_wrong_bias(change: Callable[[Tensor], Tensor]) -> None:
     assert failing_properties(around(Im2colBackend, wrong)) == {"bias"}
 
 
+def test_a_bias_that_is_changed() -> None:
+    """Doubled in place, the one that the result is compared with was doubled too."""
+
+    def wrong(kernel, problem, outputs):
+        return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias.mul_(2), *rest)
+
+    (result,) = check_problem(around(Im2colBackend, wrong), TEXT, "forward", properties=["bias"])
+    assert (result.status, result.message) == ("failed", "it wrote into bias, or just outside of it")
+
+
 def test_a_wrong_sweep() -> None:
     def wrong(kernel, problem, outputs):
         def sweep(*args):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 from math import prod
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,6 +69,49 @@ def test_a_builtin() -> None:
     assert passed(
         convgrad.register("builtin", forward=torch.conv2d, args=arguments, accepts=accepts, dtypes=WIDE, seconds=0.2)
     )
+
+
+def test_a_kernel_in_numpy() -> None:
+    def convolution(input: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
+        windows = np.lib.stride_tricks.sliding_window_view(input.numpy(), weight.shape[2:], (2, 3))  # pyright: ignore[reportCallIssue, reportArgumentType]
+        strided = windows[:, :, :: stride[0], :: stride[1]]
+        return torch.from_numpy(np.einsum("ncyxij,ocij->noyx", strided, weight.numpy()))
+
+    def plain(p: ConvProblem) -> bool:
+        return accepts(p) and p.groups == 1 and p.dilation == (1, 1) and p.padding == ((0, 0), (0, 0))
+
+    args = ("input", "weight", "stride")
+    assert passed(convgrad.register("numpy", forward=convolution, args=args, accepts=plain, dtypes=WIDE, seconds=0.2))
+
+
+def test_a_kernel_in_a_library_of_c(tmp_path: Path) -> None:
+    source, library = tmp_path / "scale.c", tmp_path / "scale.so"
+    source.write_text("void scale(const float *x, const float *w, float *y, long n, long c, long length) {"
+                      "for (long i = 0; i < n * c * length; i++) y[i] = x[i] * w[i / length % c]; }")  # fmt: skip
+    if subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False).returncode:
+        pytest.skip("there is no compiler")
+    scale = ctypes.CDLL(str(library)).scale
+
+    def depthwise_pointwise(input: Tensor, weight: Tensor, out: Tensor) -> None:
+        tensors = [ctypes.c_void_p(t.data_ptr()) for t in (input, weight, out)]
+        scale(*tensors, *[ctypes.c_long(n) for n in (*input.shape[:2], out[0, 0].numel())])
+
+    def scaling(p: ConvProblem) -> bool:
+        return p.depthwise and p.in_channels == p.out_channels and p.matrix_product
+
+    options: dict[str, Any] = {"dtypes": torch.float32, "layouts": "contiguous", "seconds": 0.2}
+    args = ("input", "weight", "out")
+    assert passed(convgrad.register("c", forward=depthwise_pointwise, args=args, accepts=scaling, **options))
+
+
+def test_the_forward_of_an_autograd_function() -> None:
+    class Convolution(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+            ctx.save_for_backward(input, weight)
+            return forward(input, weight, p)
+
+    assert passed(convgrad.register("function", forward=Convolution.apply, accepts=accepts, dtypes=WIDE, seconds=0.2))
 
 
 @pytest.mark.parametrize("kept", ["contiguous", ("contiguous", "channels_last")])
@@ -238,6 +285,21 @@ def test_a_sweep_runs_without_recording_gradients() -> None:
         convgrad.register("own")(ByAutograd)
 
 
+def test_operands_of_a_class_require_no_gradients() -> None:
+    """As those of a function, and those that it is checked with; numpy takes no others."""
+
+    class ByNumpy(Own):
+        def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+            kernel = super().bind(problem, outputs)
+            return lambda *args: kernel(*(t if t is None else torch.from_numpy(t.numpy()) for t in args))
+
+    convgrad.register("own", verify=False)(ByNumpy)
+    x, w = operands()
+    found = torch.autograd.grad(depthwise(x, w).square().sum(), (x, w))
+    expected = torch.autograd.grad(F.conv2d(x, w, padding=1, groups=8).square().sum(), (x, w))
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_class_of_ones_own_is_refused() -> None:
     class Half(Backend):
         def bind(self, problem: ConvProblem, outputs: Any) -> Any: ...
@@ -314,6 +376,10 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"dtypes": "float32"}, TypeError, "dtypes takes dtypes such as torch.float32, got 'float32'"),
         ({"devices": ["gpu"]}, ValueError, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
         ({"devices": "cuda:0"}, ValueError, "got 'cuda:0'"),
+        ({"devices": torch.device("cpu")}, ValueError, r"devices are types such as .*, got device\(type='cpu'\)"),
+        ({"devices": ()}, ValueError, "devices are one or a sequence of them, got none"),
+        ({"dtypes": ()}, ValueError, "dtypes are one or a sequence of them, got none"),
+        ({"dtypes": 3}, TypeError, "dtypes are one or a sequence of them, got 3"),
         ({"layouts": "nchw"}, ValueError, r"layouts are among .* got \('nchw',\)"),
     ],
 )

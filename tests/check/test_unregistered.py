@@ -84,6 +84,11 @@ def test_functions(monkeypatch: pytest.MonkeyPatch, brief_search: None) -> None:
     assert {r.output for r in report.failures} == {"forward"}
 
 
+def test_one_problem_output_or_property_may_stand_alone() -> None:
+    report = check_backend("reference", "ic2iw5oc3kw3", outputs="grad_weight", properties="exact")
+    assert [(r.output, r.property_name, r.status) for r in report.results] == [("grad_weight", "exact", "passed")]
+
+
 @pytest.mark.parametrize(
     ("what", "options", "words"),
     [

@@ -102,6 +102,11 @@ def test_accepts_that_raises_says_no() -> None:
     assert reasons == ["its accepts raised IndexError: tuple index out of range"]
 
 
+def test_accepts_that_reads_nothing() -> None:
+    backend = convgrad.register("mine", forward=forward, accepts=lambda p: False, verify=False)
+    assert backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu")) == ["its accepts says no"]
+
+
 def test_accepts_that_returns_nothing() -> None:
     backend = convgrad.register("mine", forward=forward, accepts=lambda p: None, verify=False)  # pyright: ignore[reportArgumentType]
     reasons = backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu"))

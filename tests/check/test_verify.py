@@ -20,6 +20,7 @@ from torch import Tensor
 import convgrad
 from convgrad import CheckError, ConvProblem
 from convgrad.check import CheckResult, problems_for, speed, verify
+from convgrad.check.problem_set import drawn
 from convgrad.check.refusal import advice
 from convgrad.engine import store
 from convgrad.testing import check_backend
@@ -170,11 +171,12 @@ def test_contiguous_tensors_are_suggested() -> None:
         input.permute(0, 2, 3, 1).view(-1, p.in_channels)  # raises for any other layout
         return right(input, weight, p)
 
+    def few(p: ConvProblem) -> bool:
+        return accepts(p) and p.depthwise
+
     with pytest.raises(CheckError, match=r'layouts=\("contiguous",\)'):
-        convgrad.register("naive", forward=naive, accepts=lambda p: accepts(p) and p.depthwise, seconds=30)
-    backend = convgrad.register(
-        "naive", forward=naive, accepts=lambda p: accepts(p) and p.depthwise, layouts=("contiguous",), seconds=0.3
-    )
+        convgrad.register("naive", forward=naive, accepts=few, dtypes=WIDE, seconds=30)
+    backend = convgrad.register("naive", forward=naive, accepts=few, dtypes=WIDE, layouts="contiguous", seconds=0.3)
     assert passed(backend)
     # who gets contiguous tensors only is not told of them, nor who is wrong in both
     assert "layouts=" not in refusal(writing, accepts=lambda p: p.channels_last, layouts="contiguous")
@@ -364,6 +366,38 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch, checked: list[str]) -
             patched.setattr(owner, "__version__", "9.9")
             convgrad.register("third", forward=kernel, accepts=takes, **options)
     assert checked == ["first", *["third"] * 5]
+
+
+def test_a_search_that_finds_nothing_ends_soon() -> None:
+    asked: list[ConvProblem] = []
+    assert drawn(asked.append) == []  # pyright: ignore[reportArgumentType] - None is no
+    assert len(asked) < 8_000
+
+
+def test_few_problems_are_found() -> None:
+    """Of kernels for one kind of layer, as networks have it."""
+
+    def causal(p: ConvProblem) -> bool:
+        return p.ndim == 1 and p.depthwise and p.kernel_size == (7,) and p.padding == ((6, 0),)
+
+    def pointwise(p: ConvProblem) -> bool:
+        by_64 = p.groups == 1 and p.in_channels % 64 == p.out_channels % 64 == 0
+        return accepts(p) and p.pointwise and by_64 and p.channels_last and p.dtype == torch.bfloat16
+
+    for narrow in (causal, pointwise):
+        assert len(drawn(narrow)) > 100
+
+
+@pytest.mark.usefixtures("brief_search")
+def test_register_under_autocast() -> None:
+    """Which is off wherever a kernel is called, and where it is timed."""
+
+    def never_seen(*operands: Any) -> Tensor:  # what was timed is stored
+        return right(*operands)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        backend = convgrad.register("mine", forward=never_seen, accepts=accepts, seconds=0.2, prefer=False)
+    assert backend.timings
 
 
 @pytest.mark.usefixtures("brief_search")

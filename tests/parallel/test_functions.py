@@ -87,6 +87,7 @@ def modules(w: int) -> dict[str, nn.Module]:
         "gate": Applied(lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)).expand_as(x)),
         "one column": Applied(lambda x: F.relu(F.max_pool2d(x, (1, w)))), "one row": Applied(one_row),
         "masked": Applied(lambda x: x.masked_fill(x > 0.5, 2.0)),
+        "gate in place": Applied(lambda x: x * F.silu(F.adaptive_avg_pool2d(x, 1), inplace=True)),
         "gate with a layer": Applied(lambda x, p: x * F.linear(x.mean((2, 3)), p)[..., None, None], 4, 4),
         "crop": Applied(lambda x: x[:, :, 1:-1, 2:]), "steps": Applied(lambda x: x[:, None, ..., ::2]),
         "chunk": Applied(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
@@ -186,6 +187,8 @@ SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: F.mse_loss(x, x * 2, weight=_WEIGHTS),  # pyright: ignore[reportCallIssue]
     lambda x: F.huber_loss(x, x * 2, weight=x.abs()),  # pyright: ignore[reportCallIssue]
     lambda x: F.binary_cross_entropy(x.sigmoid(), x.sigmoid(), weight=_WEIGHTS),
+    lambda x: F.gaussian_nll_loss(x, x * 2, x.abs().mean(3)),
+    lambda x: F.rms_norm((x / 100).bfloat16(), (9, 7)),
     lambda x: (x * 0 + 60000).half().mean(),
     lambda x: (x * 0 + 60000).half().mean((2, 3)),
     lambda x: F.adaptive_avg_pool2d((x * 0 + 60000).half(), 1),
@@ -226,6 +229,20 @@ def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
             assert got in (RuntimeError, NotImplementedError), number
         else:
             assert got is expected, number
+
+
+def test_what_follows_a_pooling_to_one_position_in_one_process(processes: Processes) -> None:
+    """It is not sharded any more, as in several: a gate is computed, and a classifier."""
+    processes(1, gated)
+
+
+def gated() -> None:
+    layers = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4, 4))
+    gate = Applied(lambda x: x * layers(x)[..., None, None])
+    gate.layers, x = layers, torch.randn(3, 4, 9, 7)
+    expected = gate(x)
+    y = shard_(gate, init_device_mesh("cpu", (1,)), Shard(2))(x)
+    torch.testing.assert_close(y.full_tensor(), expected)
 
 
 @on(2)

@@ -143,6 +143,12 @@ def doubled(module: nn.Module) -> nn.Module:
     return module
 
 
+def scripted(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)
+
+
 #: A module, a plan for it, and what is said.
 REFUSED = (
     (lambda: nn.Sequential(nn.Conv2d(1, 1, 3), nn.LSTM(3, 3)), Shard(2), "module '1' .LSTM. .* has no rule for shards"),
@@ -153,6 +159,7 @@ REFUSED = (
     (lambda: nn.GroupNorm(3, 6), Shard(1), "6 channels would end inside one of its 3 groups"),
     (lambda: nn.SyncBatchNorm(6), Shard(2), "replace it by BatchNorm"),
     (lambda: nn.LazyConv2d(6, 3), Shard(2), "its parameters are not there yet; call it once before"),
+    (lambda: nn.Sequential(scripted(nn.ReLU())), Shard(2), "module '0' .* TorchScript compiled it"),
     (lambda: doubled(nn.ReLU()), Shard(2), "its forward was replaced on the instance"),
     (nn.ReLU, [Shard(2), Shard(3)], "expected a placement for each of 1 mesh dimensions, but got"),
     (nn.ReLU, [Partial()], "expected Replicate, or Shard of a different dimension from 0 each, but got"),

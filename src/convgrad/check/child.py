@@ -121,22 +121,30 @@ class Child:
         """Return a child that computes; one that inherits a lock of a thread that is gone is replaced."""
         context: Any = multiprocessing.get_context(self._method)
         for _ in range(_ATTEMPTS):
-            pipe, inner = context.Pipe()
-            fork = self._method == "fork"
-            self._trace = tempfile.TemporaryFile("w+") if fork else None  # noqa: SIM115 (`close` closes it)
-            args = (self._answer, inner, *((pipe, self._trace) if fork else ()))
-            child = context.Process(target=_serve, args=args, daemon=not fork)  # which could have no children
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
-                child.start()
-            inner.close()
-            self._running = pipe, child
+            try:
+                pipe, _child = self._running = self._begun(context)
+            except OSError as error:  # no memory, no process, no file
+                self.close()
+                raise NoChild(f"a {self._method} of this process does not start: {error}") from None
             if pipe.poll(_START[self._method]):
                 with contextlib.suppress(EOFError):
                     pipe.recv()
                     return self._running
             self.close()
         raise NoChild(f"a {self._method} of this process does not start")
+
+    def _begun(self, context: Any) -> tuple[Connection, Any]:
+        """Start a process; return the end of its pipe that is ours, and the process."""
+        pipe, inner = context.Pipe()
+        fork = self._method == "fork"
+        self._trace = tempfile.TemporaryFile("w+") if fork else None  # noqa: SIM115 (`close` closes it)
+        args = (self._answer, inner, *((pipe, self._trace) if fork else ()))
+        child = context.Process(target=_serve, args=args, daemon=not fork)  # which could have no children
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
+            child.start()
+        inner.close()
+        return pipe, child
 
     def close(self) -> None:
         """End the child."""
@@ -168,6 +176,7 @@ def _serve(answer: Callable[[Any], Any], pipe: Connection, outer: Any = None, tr
     _pipes[:] = [pipe]
     with contextlib.suppress(ValueError, OSError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends the child
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of which the parent may make something else
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -13,6 +13,7 @@ import marshal
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
@@ -72,15 +73,23 @@ class _Pickler(pickle.Pickler):
         ):
             return obj.__qualname__, *known
         if isinstance(obj, FunctionType):
-            cells = [c.cell_contents for c in obj.__closure__ or () if c != CellType()]
+            cells = [_in_order(c.cell_contents) for c in obj.__closure__ or () if c != CellType()]
             names = sorted(_names(obj.__code__) & obj.__globals__.keys())
-            used = [(name, obj.__globals__[name]) for name in names]
+            used = [(name, _in_order(obj.__globals__[name])) for name in names]
             return marshal.dumps(obj.__code__, 2), obj.__defaults__, obj.__kwdefaults__, cells, used
         if isinstance(obj, type):
             return obj.__qualname__, obj.__bases__, sorted((n, v) for n, v in vars(obj).items() if n not in _ASIDE)
         wrapped = _WRAPPED if type(obj).__module__.partition(".")[0] in _WRAPPERS else ()
         inner = next((f for name in wrapped if callable(f := getattr(obj, name, None))), None)
         return None if inner is None else (inner,)
+
+
+def _in_order(value: Any) -> Any:
+    """Return a set of names or numbers in an order that is equal in another process; anything else as it is."""
+    if isinstance(value, (set, frozenset)):
+        with suppress(TypeError):  # its elements have no order
+            return type(value).__name__, sorted(value)
+    return value
 
 
 def _names(code: CodeType) -> set[str]:

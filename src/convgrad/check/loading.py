@@ -17,7 +17,11 @@ from typing import NamedTuple
 import torch
 
 #: How the files begin that are not the user's: this library's, PyTorch's and Python's.
-LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+LIBRARIES = (
+    *(os.path.join(folder, "") for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)),
+    os.path.join(sysconfig.get_path("stdlib"), ""),
+    "<frozen",
+)
 
 
 class Loading(NamedTuple):

@@ -124,6 +124,8 @@ _MOST: Final = 120
 _SECONDS = 20.0
 #: Draws in any case, at most, and the number of accepted problems above which drawing ends.
 _DRAWS, _MOST_DRAWS, _ENOUGH = 1_200, 20_000, 250
+#: Draws after which the search ends where nothing was found: more than half of them are layers as networks have them.
+_HOPELESS = 4_000
 #: Above these the result of a check is compared in fewer ways: operations, elements of a kernel.
 _LARGE_FLOPS, _LARGE_KERNEL = 2_500_000, 200
 
@@ -160,10 +162,12 @@ def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProbl
     known = [*default_problems(), *real_layers()]
     found, asked = list(named), {*named}
     for number in range(-len(known), _MOST_DRAWS):
-        if time.monotonic() > end or (number >= _DRAWS and len(found) >= _ENOUGH):
+        enough, none = number >= _DRAWS and len(found) >= _ENOUGH, len(found) == len(named)
+        if enough or (none and number >= _HOPELESS) or time.monotonic() > end:
             break
         start = known if number < 0 or not found or rng.random() >= 0.6 else found
-        p = known[number] if number < 0 else _neighbor(rng, rng.choice(start))
+        draw = _layer if none and number >= _DRAWS else _neighbor
+        p = known[number] if number < 0 else draw(rng, rng.choice(start))
         if p is None or p in asked or p.empty:
             continue
         asked.add(p)
@@ -227,11 +231,34 @@ def _change(rng: random.Random, p: ConvProblem) -> dict[str, Any]:
         {"dilation": dilation, "padding": same_padding(p.kernel_size, dilation)},
         {"padding": _each(rng, p.padding, ((0, 0), (one, one), (one, one), (one, other)))},
         {"padding": same_padding(p.kernel_size, p.dilation)},
-        *[{"dtype": rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS)}] * 2,
+        *[_change_of_dtype(rng)] * 2,
         {"memory_format": torch.contiguous_format if p.channels_last else channels_last_of(p.ndim)},
         {"origin": "plain" if p.transposed else "transposed"},
         {"has_bias": not p.has_bias},
     ))  # fmt: skip
+
+
+def _change_of_dtype(rng: random.Random) -> dict[str, Any]:
+    return {"dtype": rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS)}
+
+
+def _layer(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
+    """Return a layer as networks have it, with the batch, bias and direction of the problem; None if it is none."""
+    channels, kernel = rng.choice((16, 32, 64, 128, 256)), (rng.choice((1, 3, 3, 4, 5, 7)),) * p.ndim
+    dilation = (rng.choice((1, 1, 2)),) * p.ndim
+    causal = tuple((effective_kernel(k, d) - 1, 0) for k, d in zip(kernel, dilation, strict=True))
+    sizes = {"input_size": rng.choice((7, 14, 28)), "stride": rng.choice((1, 1, 2))}
+    return changed(
+        p,
+        in_channels=channels,
+        out_channels=channels,
+        groups=rng.choice((1, channels)),
+        kernel_size=kernel,
+        dilation=dilation,
+        padding=rng.choice((same_padding(kernel, dilation), causal, ((0, 0),) * p.ndim)),
+        **{name: (size,) * p.ndim for name, size in sizes.items()},
+        **_change_of_dtype(rng),
+    )
 
 
 def _each(rng: random.Random, now: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:

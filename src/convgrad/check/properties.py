@@ -25,7 +25,7 @@ from ..engine import SLOTS, prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length, unit_roundoff
-from .guards import PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
+from .guards import Guarded, PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
 from .results import Status
 
@@ -301,7 +301,7 @@ def memory(check: PropertyCheck) -> None:
 def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
     """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned."""
     guards = {slot: guarded_copy(t, shift) for slot, t in check.placed(operands).items()}
-    before = {slot: (guard.bytes(), _header(guard.tensor)) for slot, guard in guards.items()}
+    watched = [_watched(slot, guard) for slot, guard in guards.items()]
     state = settings(random=check.backend.deterministic)
     try:
         with Poison() as poison:
@@ -310,15 +310,24 @@ def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
         changed = restore(state)
     if poison.overstepped():
         raise Outcome("it wrote outside a tensor that it allocated")
-    for slot, guard in guards.items():
-        content, header = before[slot]
-        if header != _header(guard.tensor) or not torch.equal(guard.bytes(), content):
-            raise Outcome(f"it wrote into {slot}, or just outside of it")
-        if guard.tensor.requires_grad:
-            raise Outcome(f"it changed {slot}: it requires gradients now")
+    for look in watched:
+        look()
     if changed:
         raise Outcome(f"it changed {' and '.join(changed)}, for whatever runs after it")
     return result
+
+
+def _watched(name: str, guard: Guarded) -> Callable[[], None]:
+    """Return a function that raises an `Outcome` where an operand, or what lies beside it, has changed since now."""
+    content, header = guard.bytes(), _header(guard.tensor)
+
+    def look() -> None:
+        if header != _header(guard.tensor) or not torch.equal(guard.bytes(), content):
+            raise Outcome(f"it wrote into {name}, or just outside of it")
+        if guard.tensor.requires_grad:
+            raise Outcome(f"it changed {name}: it requires gradients now")
+
+    return look
 
 
 def _header(tensor: Tensor) -> tuple[Any, ...]:
@@ -357,7 +366,7 @@ def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def bias(check: PropertyCheck) -> None:
-    """A fused bias is added once, in its dtype, to the right channels."""
+    """A fused bias is added once, in its dtype, to the right channels, and is left as it is."""
     p = check.problem
     if check.output != p.bias_pass or (check.output,) not in check.calls or not check.backend.fuses_bias(p):
         raise skipped("the engine adds the bias")
@@ -365,7 +374,10 @@ def bias(check: PropertyCheck) -> None:
     if check.rounds:
         added = (added - 30).to(torch.float64) / 7  # sevenths use all bits of the dtype
     added, operands = (added + 1).to(p.dtype), check.reals()
-    result = check.run(operands, added.to(check.device))
+    guard = guarded_copy(added.to(check.device))
+    look = _watched("bias", guard)
+    result = check.run(operands, guard.tensor)
+    look()
     check.compare(result, operands, integers=not check.rounds, bias=added)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.compiler import config
 
-from .._compat import lock_over_forks, warn_user
+from .._compat import lock_over_forks, warn_user, without_autocast
 from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
 from ..engine import unregister as remove
@@ -178,6 +178,8 @@ class Registration:
                 if torch.device(device).type == device:
                     continue
             raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
+        if empty := [option for option in ("dtypes", "devices") if getattr(self, option) == ()]:
+            raise ValueError(f"{empty[0]} are one or a sequence of them, got none")
         if other := [dtype for dtype in self.dtypes if not isinstance(dtype, torch.dtype)]:
             raise TypeError(f"dtypes takes dtypes such as torch.float32, got {other[0]!r}")
         if self.arithmetic not in get_args(Arithmetic):
@@ -191,7 +193,8 @@ class Registration:
 
     def install(self, what: Any) -> CustomBackend:
         """Make a backend, check it, and let the engine choose it."""
-        self.check(backend := self.backend(what))
+        with without_autocast():  # of which no kernel knows: the engine calls them below it
+            self.check(backend := self.backend(what))
         with _lock:
             _check_name(self.name)
             source = loaded.source if (loaded := loading.get()) else None

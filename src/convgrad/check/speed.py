@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -75,8 +75,7 @@ def _problems(backend: CustomBackend, outputs: Outputs, device: torch.device) ->
 
     yield from accepted(backend.named)
     small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
-    mine = (Step(backend, outputs, ""),)
-    per_flop = [second_call(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
+    per_flop = [_called(backend, outputs, p, device)[1] / p.flops for p in small]
     only_last = "contiguous" not in backend.layouts and "channels_last" in backend.layouts  # no copies are timed
     layers = sorted(real_layers(), key=lambda p: p.channels_last != only_last)
     every = accepted(p.replace(dtype=dtype) for dtype in FLOATS for p in layers)
@@ -86,17 +85,24 @@ def _problems(backend: CustomBackend, outputs: Outputs, device: torch.device) ->
 
 def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, device: torch.device) -> Timing:
     others = choose(problem, outputs, device, without=backend.name)  # a registered kernel that is being replaced
+    calls, seconds = _called(backend, outputs, problem, device, others)
+    once = {"mine": seconds, "theirs": second_call(calls["theirs"], device)}
+    slow = {"known": once, "least_rounds": 2} if max(once.values()) > _EACH / 4 else {}
+    ratio = compare(calls, "theirs", seconds=_EACH, device=device, **slow).speedup("mine")
+    name = " and ".join(dict.fromkeys(s.backend.name for s in others))
+    return Timing(str(problem), outputs, name, ratio.value, *(ratio[1:] if ratio.low > 0 else [ratio.value] * 2))
+
+
+def _called(
+    backend: CustomBackend, outputs: Outputs, problem: ConvProblem, device: torch.device, others: tuple[Step, ...] = ()
+) -> tuple[Any, float]:
+    """Return the calls to be timed, of a backend and of ``others``, and the seconds that the backend's takes."""
     steps = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
-        calls = trials(steps, outputs, device)
-        once = {"mine": second_call(calls["mine"], device)}
+        calls = trials({name: way for name, way in steps.items() if way[1]}, outputs, device)
+        return calls, second_call(calls["mine"], device)
     except Exception as error:  # the kernel accepts it, so no error is expected
         [again] = check_problem(backend, problem, outputs[0], device=device, properties=["exact"])
         if again.status != "failed":
             again = replace(again, status="failed", message=f"it raised {type(error).__name__}: {error}")
         raise CheckError(refusal.wrong([again], [], "when it was timed")) from error
-    once["theirs"] = second_call(calls["theirs"], device)
-    slow = {"known": once, "least_rounds": 2} if max(once.values()) > _EACH / 4 else {}
-    ratio = compare(calls, "theirs", seconds=_EACH, device=device, **slow).speedup("mine")
-    name = " and ".join(dict.fromkeys(s.backend.name for s in others))
-    return Timing(str(problem), outputs, name, ratio.value, *(ratio[1:] if ratio.low > 0 else [ratio.value] * 2))

@@ -23,7 +23,7 @@ from .problem_set import default_problems, drawn, parsed, shrunk
 from .properties import ALL_PROPERTIES, EACH_CALL, PROPERTIES, Outcome, PropertyCheck, calls_of, described
 from .results import CheckReport, CheckResult, Status
 from .unregistered import ConvModule, backend_of
-from .user_backend import CustomBackend
+from .user_backend import CustomBackend, as_tuple
 
 
 def outputs_of(backend: Backend) -> Outputs:
@@ -45,7 +45,7 @@ def check_problem(
     seed: int = 0,
     repeats: int = 20,
     threads: int = 0,
-    properties: Iterable[str] | None = None,
+    properties: Iterable[str] | str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[CheckResult]:
     """Check every property of one output of one problem.
@@ -59,7 +59,8 @@ def check_problem(
         repeats: how many runs must agree bit by bit.
         threads: with how many threads of PyTorch the repeated runs compute, which must be right with any number; 0: as
             many as now.
-        properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
+        properties: one or several to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not
+            given.
         progress: called with the name of each property before it is checked, and before each call of the backend.
 
     Returns:
@@ -77,7 +78,7 @@ def check_problem(
     """
     if output not in OUTPUTS:
         raise ValueError(f"unknown output {output!r}; outputs are {', '.join(OUTPUTS)}")
-    names = list(PROPERTIES if properties is None else properties)
+    names = list(PROPERTIES if properties is None else as_tuple("properties", properties))
     if unknown := [name for name in names if name not in ALL_PROPERTIES]:
         raise ValueError(f"unknown property {unknown[0]!r}; properties are {', '.join(ALL_PROPERTIES)}")
     backend = get_backend(backend) if isinstance(backend, str) else backend
@@ -125,27 +126,27 @@ def check_problem(
 
 def check_backend(
     what: Backend | str | nn.Module | Callable[..., Any],
-    problems: Iterable[ConvProblem | str] | None = None,
+    problems: Iterable[ConvProblem | str] | ConvProblem | str | None = None,
     *,
     args: Sequence[Any] | None = None,
     accepts: Callable[[ConvProblem], bool | str] | None = None,
     device: torch.device | str = "cpu",
-    outputs: Iterable[Output] | None = None,
+    outputs: Iterable[Output] | Output | None = None,
     seconds: float | None = None,
     progress: Callable[[int, int, ConvProblem], None] | None = None,
     seed: int = 0,
     repeats: int = 20,
-    properties: Iterable[str] | None = None,
+    properties: Iterable[str] | str | None = None,
 ) -> CheckReport:
     """Check a backend, a function or a module on many problems.
 
     Args:
         what: a backend, or the name of a registered one; a forward function; or a convolution module, whose forward and
             autograd gradients are checked with its own channels, kernel, stride and padding.
-        problems: what to compute; by default `default_problems`, for a module inputs of several sizes, and for a
-            function or a registered kernel problems drawn for it.
+        problems: one or several to compute; by default `default_problems`, for a module inputs of several sizes, and
+            for a function or a registered kernel problems drawn for it.
         args, accepts: for a function, as in `convgrad.register`.
-        outputs: which of its outputs; all that it has if not given.
+        outputs: one or several of its outputs; all that it has if not given.
         seconds: stop when this much time has passed; the report says so.
         progress: called with (problems done, problems in all, the next problem).
         device, seed, repeats, properties: as for `check_problem`.
@@ -167,9 +168,9 @@ def check_backend(
         raise TypeError("args and accepts belong to a function; a backend states them itself")
     backend = get_backend(what) if isinstance(what, str) else what
     given = problems_for(backend) if problems is None else problems
-    todo = [parsed(p) for p in given]
-    chosen = outputs_of(backend) if outputs is None else tuple(outputs)
-    names = None if properties is None else tuple(properties)
+    todo = [parsed(p) for p in as_tuple("problems", given)]
+    chosen = outputs_of(backend) if outputs is None else as_tuple("outputs", outputs)
+    names = None if properties is None else as_tuple("properties", properties)
     end = float("inf") if seconds is None else time.monotonic() + seconds
     results: list[CheckResult] = []
     for done, problem in enumerate(todo):

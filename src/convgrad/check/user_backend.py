@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -32,9 +32,11 @@ _METHODS_OF_ITS_OWN = ("workspace", "fuses_bias", "arithmetic", "kernel_name")
 
 def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
     """Return an option that may be one value or a sequence of them as a tuple."""
-    if option is None:
-        raise TypeError(f"{name} are one or a sequence of them, got None")
-    return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
+    if isinstance(option, (str, torch.dtype, torch.device, ConvProblem)):
+        return (option,)
+    if not isinstance(option, Iterable):
+        raise TypeError(f"{name} are one or a sequence of them, got {option!r}")
+    return tuple(option)
 
 
 class _Watched:
@@ -78,7 +80,7 @@ class UserKernel(NamedTuple):
             return answer if isinstance(answer, str) else ""
         watched: Any = _Watched(problem)
         with suppress(Exception):  # it needs a real problem
-            if not self.accepts(watched):
+            if not self.accepts(watched) and watched._read:
                 return f"{NO}: {', '.join(f'{name} is {value}' for name, value in watched._read.items())}"
         return NO
 
@@ -181,9 +183,7 @@ class Functions(Backend):
         which = [gradient_outputs(False).index(output) for output in outputs if method == "backward"]
 
         def kernel(*operands: Any) -> Any:  # the last one may be a workspace
-            # The function is never differentiated: its derivatives are passes.
-            padded = (*operands, None)[: len(given)]
-            here: list[Any] = [t.detach() if t is not None and t.requires_grad else t for t in padded]
+            here: list[Any] = [*operands, None][: len(given)]
             like = {"dtype": problem.dtype, "device": here[0].device, "memory_format": layout}
             here += [torch.empty(shape, **like) for shape in made.values()]
             result = function(*(v if i is None else here[i] for i, v in zip(where, values, strict=True)))
@@ -248,7 +248,9 @@ class CustomBackend(Backend):
         kernel = self.own.bind(problem, outputs)
         what = self.own.methods(outputs)[0] if isinstance(self.own, Functions) else "+".join(outputs)
 
-        def stated(*args: Tensor | None) -> Any:
+        def stated(*operands: Tensor | None) -> Any:
+            # A kernel is never differentiated: its derivatives are passes.
+            args = [t.detach() if t is not None and t.requires_grad else t for t in operands]
             outer, thread.in_backend = thread.in_backend, True  # `takeover` leaves PyTorch's convolutions in it alone
             try:
                 results = kernel(*args)

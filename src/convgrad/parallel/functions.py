@@ -152,13 +152,14 @@ class Sharded(TorchFunctionMode):
         x, rule = tensors[0], _RULES.get(func)
         draws = rule in (dropout.dropout, dropout.alpha_dropout)
         if not draws and all(p.is_replicate() for t in tensors for p in t.placements):
-            return elementwise.of_replicas(func, *args, **kwargs)
+            rule = elementwise.of_replicas
         if rule is None:
             raise UnsupportedError(
                 f"{func.__name__} has no rule for sharded tensors (here {list(x.placements)} of size {list(x.shape)}); "
                 "redistribute them first, or leave it to a function that has one"
             )
-        kwargs = {_OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
+        if rule is not elementwise.of_replicas:  # which passes all on to PyTorch
+            kwargs = {_OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
         if not kwargs.pop("inplace", False):
             return rule(func, *args, **kwargs)
         if func is F.relu:

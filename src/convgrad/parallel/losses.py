@@ -20,6 +20,9 @@ def each_element(func: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor
     """A loss with a value for each element, such as ``mse_loss``."""
     given = inspect.signature(func).bind(*args, **kwargs).arguments
     reduction = _reduction_of(given)
+    variance = given.get("var")  # of the Gaussian's: it may be one for each row
+    if isinstance(variance, Tensor) and variance.dim() == given["input"].dim() - 1:
+        given["var"] = variance.unsqueeze(-1)
     losses = by_elements(func, **given, reduction="none")
     if reduction == "none":
         return losses

@@ -91,7 +91,7 @@ def rms_norm(
     local = widened(local_of(x))
     over = {m for d, m in shards(x).items() if d in dims}
     square = total(local.square().sum(dims, keepdim=True), x.device_mesh, over) / prod(normalized_shape)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(local.dtype).eps if eps is None else eps  # as PyTorch: of the dtype that it computes in
     return _by_position(x, local * torch.rsqrt(square + eps), dims, weight, None)
 
 

@@ -89,21 +89,22 @@ def adaptive_pool(func: Function, x: DTensor, output_size: Any, return_indices: 
     for d in reversed(range(x.dim() - _spatial(func), x.dim())):
         n, out, m = x.shape[d], shape[d], shards(x).get(d)
         bins = [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
-        if m is not None and out < mesh.size(m):
-            own = local_range(mesh, m, n)
+        over = None if m is None or out >= max(mesh.size(m), 2) else m  # one result is whole in one process, too
+        if over is not None:
+            own = local_range(mesh, over, n)
         else:
             local, own, (a, b) = needed(x, local, d, out, lambda o, bins=bins: (bins[o[0]][0], bins[o[1] - 1][1]))
             bins = bins[a:b]
         parts = [local.narrow(d, start, stop - start) for start, stop in (clipped(*own, b) for b in bins)]
         local = reduce(parts, d, bins) if parts else local.narrow(d, 0, 0)
-        if m is not None and out < mesh.size(m):
+        if over is not None:
             if reduce is _mean:  # sums are added later, together
-                placements[m] = Partial()
+                placements[over] = Partial()
                 continue
-            before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)
+            before, after = mesh.get_local_rank(over), mesh.size(over) - 1 - mesh.get_local_rank(over)
             each = F.pad(local.unsqueeze(0), [*[0, 0] * local.dim(), before, after])
-            sums = [Partial() if i == m else Replicate() for i in range(mesh.ndim)]
-            local, placements[m] = local_of(reduced(each, mesh, sums, each.shape)).max(0).values, Replicate()
+            sums = [Partial() if i == over else Replicate() for i in range(mesh.ndim)]
+            local, placements[over] = local_of(reduced(each, mesh, sums, each.shape)).max(0).values, Replicate()
     return reduced(local.to(x.dtype), mesh, placements, shape)
 
 

@@ -116,6 +116,8 @@ def _reason_against(module: nn.Module, mesh: DeviceMesh, placements: Sequence[Pl
     name, dims = base.__name__, {p.dim: mesh.size(m) for m, p in enumerate(placements) if isinstance(p, Shard)}
     if name == "SyncBatchNorm":
         return "replace it by BatchNorm, whose statistics are those of all shards here"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript compiled it, and shows nothing of what it calls"
     if base is nn.Module:
         return None
     if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
