@@ -101,19 +101,40 @@ struct GroupedExact {
 
   __attribute__((cold)) void correct_weights(int64_t out) const {
     const int64_t rows = p.axis[1].kernel, columns = p.axis[2].kernel;
-    for (int64_t in = 0; in < p.in_per_group; ++in)
+    const int64_t spoilt_grad = first_spoilt(t.grad_output, output, out, p.batch);
+    for (int64_t in = 0; in < p.in_per_group; ++in) {
+      int64_t first = -1;  // the first image in which a sum can become NaN
       for (int64_t k = 0; k < p.kernel_elements; ++k) {
         S* const to = static_cast<S*>(t.grad_weight) + p.weight_element(0, out, in, k);
+        if (!is_nan(to)) continue;
+        if (first < 0) first = first_spoilt(t.input, input, input_channel(out, in), spoilt_grad);
         const int64_t kernel[3] = {k / columns / rows, k / columns % rows, k % columns};
-        if (is_nan(to)) store_one<T>(to, static_cast<T>(accumulate(out, in, kernel)));
+        double sum = accumulate(out, in, kernel, {first, p.batch});
+        if (sum - sum == 0) sum += accumulate(out, in, kernel, {0, first});  // no finite number changes another sum
+        store_one<T>(to, static_cast<T>(sum));
       }
+    }
   }
 
-  double accumulate(int64_t out, int64_t in, const int64_t (&kernel)[3]) const {
-    const int64_t channel = out / p.out_per_group * p.in_per_group + in;
+  int64_t input_channel(int64_t out, int64_t in) const { return out / p.out_per_group * p.in_per_group + in; }
+
+  // Returns the first of so many images in which a channel has an infinity or NaN, or how many there are.
+  int64_t first_spoilt(const void* tensor, const Tensor& x, int64_t channel, int64_t images) const {
+    const int64_t step = p.channels_last ? x.width : 1, pixels = x.pixels();
+    for (int64_t image = 0; image < images; ++image) {
+      const S* const from = static_cast<const S*>(tensor) + place(x, image, channel, {0, 0, 0});
+      bool finite = true;
+      for (int64_t i = 0; i < pixels; ++i) finite &= value(from + i * step) * 0 == 0;
+      if (!finite) return image;
+    }
+    return images;
+  }
+
+  double accumulate(int64_t out, int64_t in, const int64_t (&kernel)[3], Range images) const {
+    const int64_t channel = input_channel(out, in);
     const S *const grad = static_cast<const S*>(t.grad_output), *const source = static_cast<const S*>(t.input);
     double sum = 0;
-    for (int64_t i = 0; i < p.batch * output.pixels() && sum == sum; ++i) {
+    for (int64_t i = images.low * output.pixels(); i < images.high * output.pixels() && sum == sum; ++i) {
       const int64_t row = i / output.size[2], image = i / output.pixels();
       const int64_t o[3] = {row / output.size[1] % output.size[0], row % output.size[1], i % output.size[2]};
       int64_t read[3];

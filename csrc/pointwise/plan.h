@@ -99,7 +99,8 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     if (p.channels_last) {
       p.block = most(p.block, shortest);
     } else if (!p.backward && p.vectors * vector <= p.results && p.vectors * p.sources * line <= kFewPixelsBytes) {
-      p.block = fewest = p.vectors;  // less than the weights: every thread packs all of it, and its own weights
+      // Less than the weights: every thread packs all of it, and its own weights.
+      p.block = fewest = most(1, p.vectors);
     }
   }
   if (p.threads == 1) {

@@ -15,7 +15,9 @@ struct ProductPlan : KeptPlan {
   Memory memory;
 
   static bool takes(const convgrad_problem& q) {
-    return q.outputs == CONVGRAD_FORWARD || q.outputs == CONVGRAD_GRAD_INPUT || q.outputs == CONVGRAD_GRAD_WEIGHT;
+    const bool one = q.outputs == CONVGRAD_FORWARD || q.outputs == CONVGRAD_GRAD_INPUT ||
+                     q.outputs == CONVGRAD_GRAD_WEIGHT;
+    return one && q.batch > 0;
   }
   void set(const convgrad_problem& q) {
     threads = q.threads, images = q.batch, groups = q.groups, channels_last = q.layout == CONVGRAD_CHANNELS_LAST;

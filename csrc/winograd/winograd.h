@@ -98,8 +98,7 @@ class Winograd {
   };
 
   static bool takes(const convgrad_problem& q) {
-    bool fits = ProductPlan::takes(q) && q.batch > 0;
-    fits = fits && q.dtype == (sizeof(T) == 8 ? CONVGRAD_FLOAT64 : CONVGRAD_FLOAT32);
+    bool fits = ProductPlan::takes(q) && q.dtype == (sizeof(T) == 8 ? CONVGRAD_FLOAT64 : CONVGRAD_FLOAT32);
     for (int d = 0; d < 3; ++d)
       fits = fits && q.stride[d] == 1 && q.input[d] > 0 && q.output[d] > 0;
     fits = fits && q.kernel[1] == kKernelRows && q.kernel[2] == kKernelColumns;

@@ -64,6 +64,15 @@ def test_the_callers_buffers_are_used(text: str, positions: int) -> None:
         assert not held.isnan().all()
 
 
+@pytest.mark.parametrize("bias", [None, torch.zeros(4)])
+def test_an_empty_batch_gives_zeros(bias: torch.Tensor | None) -> None:
+    p = ConvProblem.parse("mb0ic2ih4oc4kh3ph1")
+    x, w, g = (torch.ones(shape) for shape in (p.input_shape, p.weight_shape, p.output_shape))
+    assert im2col.forward(p, x, w, bias).shape == p.output_shape
+    assert im2col.grad_input(p, g, w).shape == p.input_shape
+    assert not im2col.grad_weight(p, g, x).any()
+
+
 def test_buffers_that_do_not_fit_are_refused() -> None:
     p = ConvProblem.parse("mb1ic2iw8oc3kw3")
     x, w = torch.zeros(p.input_shape), torch.zeros(p.weight_shape)

@@ -158,12 +158,17 @@ def test_a_kernel_is_bound_once_and_called_often() -> None:
 
 @pytest.mark.parametrize("layout", ["", " channels_last"])
 @pytest.mark.parametrize("channels", [4, 40])
-@pytest.mark.parametrize("groups", ["depthwise", "small"])
+@pytest.mark.parametrize("kernels", ["depthwise", "small groups", "pointwise", "strided pointwise"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_empty_batch_gives_zeros(groups: str, channels: int, layout: str, threads: int) -> None:
+def test_an_empty_batch_gives_zeros(kernels: str, channels: int, layout: str, threads: int) -> None:
     """The engine asks no backend for these, but a division by zero would end whoever does it."""
-    size = 1 if groups == "depthwise" else 4
-    p = ConvProblem.parse(f"g{channels // size}ic{channels}oc{channels}kh3mb0ih5ph1{layout}")
+    groups, form = {
+        "depthwise": (channels, "kh3ph1"),
+        "small groups": (channels // 4, "kh3ph1"),
+        "pointwise": (1, "kh1"),
+        "strided pointwise": (1, "kh1sh2"),
+    }[kernels]
+    p = ConvProblem.parse(f"g{groups}ic{channels}oc{channels}mb0ih5{form}{layout}")
     torch.set_num_threads(threads)
     for name, result in everything(p, *operands(p)):
         assert not result.any(), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
+import timeit
 from collections.abc import Callable
 from math import prod
 
@@ -148,3 +149,21 @@ def test_infinity_does_not_meet_the_padding(channels: int, layout: str) -> None:
     assert sums[..., 0, :].isfinite().all()
     assert sums[..., 0].isfinite().all()
     assert sums[..., 1:, 1:].isposinf().all()
+
+
+@pytest.mark.parametrize("layout", ["", " channels_last"])
+@pytest.mark.parametrize("spoilt", ["input", "grad_output"])
+def test_one_image_of_nan_makes_no_sum_slow(spoilt: str, layout: str) -> None:
+    """As one image whose loss overflows does: it took 600 times as long."""
+    p = ConvProblem.parse(f"mb16g2ic32ih28oc32kh3ph1{layout}")
+    x, _, g = operands(p)
+    torch.set_num_threads(1)
+    kernel = BACKEND.bind(p, ("grad_weight",))
+
+    def seconds() -> float:
+        return min(timeit.repeat(lambda: kernel(g, x), number=1, repeat=5))
+
+    finite = seconds()
+    (x if spoilt == "input" else g)[-1] = torch.nan
+    assert kernel(g, x).isnan().all()
+    assert seconds() < 100 * finite

@@ -82,7 +82,7 @@ def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
 def pieces(p: ConvProblem, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Yield the pieces of this shape, smaller at the ends, that the output consists of: images, and a box of each."""
     sizes = zip((p.batch, *p.output_size), shape, strict=True)
-    return product(*([slice(i, min(i + n, size)) for i in range(0, size, n)] for size, n in sizes))
+    return product(*([slice(i, min(i + n, size)) for i in range(0, size, max(1, n))] for size, n in sizes))
 
 
 def _windows(p: ConvProblem, images: Tensor, box: Sequence[slice]) -> Tensor:
