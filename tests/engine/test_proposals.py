@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import choice, choose, fusion_gains, register, rules, store
+from convgrad.engine import cache, calls, choice, choose, fusion_gains, register, rules, store
 from convgrad.engine.measure import Comparison, environment, measurer
 from convgrad.problem import ConvProblem, Output
 
@@ -155,6 +155,24 @@ def test_in_a_capture(timer: Timer, fake: Fake, monkeypatch: pytest.MonkeyPatch)
     for module in (choice, measurer):
         monkeypatch.setattr(module, "not_timed", lambda device: "")
     torch.testing.assert_close(plan.contract(X, W), torch.conv2d(X, W, padding=1))
+    assert timer.compared
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_call_after_a_capture_is_timed(timer: Timer, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled table kept PyTorch's kernel, which a call of the same key within the capture got."""
+    captures, usual = [True], calls.flags
+    monkeypatch.setattr(calls, "flags", lambda like: (usual(like), captures[0]))  # as on a GPU
+    monkeypatch.setattr(cache, "capturing", lambda: captures[0])
+    for module in (choice, measurer):
+        monkeypatch.setattr(module, "not_timed", lambda device: "in a capture nothing is timed" * captures[0])
+    call = step if recorded else forward
+    call()
+    call()
+    assert not timer.compared
+    captures[0] = False
+    call()
     assert timer.compared
 
 
