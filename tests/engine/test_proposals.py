@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -215,8 +216,6 @@ def test_its_calls_are_not_the_users(timer: Timer) -> None:
 @pytest.mark.usefixtures("fake")
 def test_while_another_process_measures(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one goes on with PyTorch's, and times it at the next call."""
-    from contextlib import nullcontext
-
     alone = store.alone
     monkeypatch.setattr(store, "alone", lambda wait=0.0: nullcontext(False))
     forward()
@@ -312,6 +311,21 @@ def test_a_fused_kernel_is_timed_once(timer: Timer, fused: float, monkeypatch: p
     fresh(monkeypatch)  # another process
     assert gains() == (fused < 1)
     assert len(timer.compared) == compared
+
+
+@pytest.mark.usefixtures("fake", "timer")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_call_that_cannot_be_timed_does_not_read_the_store_each_time(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a frozen process, and while another one measures: a read took longer than the two kernels."""
+    reads: list[str] = []
+    monkeypatch.setattr(store, "read", lambda kind, key: reads.append(key))
+    monkeypatch.setattr(store, "alone", lambda wait=0.0: nullcontext(False))
+    plan = convgrad.engine.plan_for(P, ("forward",), CPU)
+    with convgrad.measure(False) if frozen else nullcontext():
+        assert not any(fusion_gains(plan, forward, forward) for _ in range(5))
+    assert len(reads) == 1
 
 
 @pytest.mark.usefixtures("fake")
