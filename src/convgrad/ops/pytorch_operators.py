@@ -202,6 +202,7 @@ def _exchange() -> Callable[[], object]:
     if table is not None:
         table.others_kernels(others)
     _retired.extend(torch.library.get_kernel(f"aten::{name}", key) for name in _NAMES.values() for key in keys)
+    _retired.append(torch.library.get_kernel("aten::convolution", _compat.tracer_key))
     return lambda: [each() for each in undo]
 
 
