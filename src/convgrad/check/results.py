@@ -10,6 +10,7 @@ from typing import Literal
 from ..backends import COPY
 from ..engine import registered
 from ..problem import ConvProblem, Output
+from ..tables import counted
 from .user_backend import without_values
 
 #: "differs": a kernel of PyTorch's does what PyTorch does not promise and what ours may not do; it is no failure.
@@ -120,7 +121,7 @@ class CheckReport:
     def counts(self) -> str:
         """Return how many checks passed, failed and differ, in words."""
         differ = len(self.differences)
-        text = f"{self.passed} checks passed, {len(self.failures)} failed"
+        text = f"{counted(self.passed, 'check')} passed, {len(self.failures)} failed"
         return f"{text}, {differ} differ in what PyTorch does not promise" if differ else text
 
     def reasons(self, most: int = 5) -> list[str]:
