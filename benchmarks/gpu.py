@@ -114,9 +114,19 @@ class Run:
             if before["conditions"] == self.state["conditions"] and before["warning"] == self.state["warning"]:
                 self.state |= {key: before[key] for key in ("card", *STAGES) if key in before and key != "rows"}
                 self.state["rows"] = [row for row in before["rows"] if row["times"]]
+            else:
+                self.set_aside()
         except (ValueError, KeyError, TypeError) as error:
             print(f"{file} cannot be read, and is begun anew: {short(error)}")
         print(f"{len(self.state['rows'])} rows are there already.", flush=True)
+
+    def set_aside(self) -> None:
+        """Rename what was found on another machine, or with other versions, which this run would overwrite."""
+        for file in (self.args.out / STATE, self.args.out / "gpu.md"):
+            if file.exists():
+                kept = file.with_name(f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}{file.suffix}")
+                file.rename(kept)
+                print(f"{file.name} is of another machine, or of other versions; it is now {kept.name}.")
 
     def save(self) -> None:
         self.args.out.mkdir(parents=True, exist_ok=True)
@@ -155,20 +165,24 @@ def card_of(run: Run) -> None:
 def decided(run: Run) -> None:
     """What the first calls decide about the proposals of rules."""
     found = run.state.setdefault("verdicts", {})
-    for text in TINY[:1] if run.args.dry_run else PROPOSED:
-        if "error" in found.get(text, {"error": ""}) and run.left > 5:
-            found[text] = run_once(verdicts, text, run.args.device, limit=min(90.0, run.left))
-            print(text, *(f"  {outputs}: {said}" for outputs, said in found[text].items()), sep="\n", flush=True)
-            run.save()
+    with Worker() as worker:
+        for text in TINY[:1] if run.args.dry_run else PROPOSED:
+            if "error" in found.get(text, {"error": ""}) and run.left > 5:
+                found[text] = worker.run(verdicts, text, run.args.device, limit=min(90.0, run.left))
+                print(text, *(f"  {outputs}: {said}" for outputs, said in found[text].items()), sep="\n", flush=True)
+                run.save()
 
 
 def hosted(run: Run) -> None:
     """How long the processor takes to issue a call."""
     found = run.state.setdefault("host", {})
-    for text in HOST:
-        if "error" in found.get(text, {"error": ""}) and run.left > 5:
-            found[text] = run_once(host, text, run.args.device, 2 * run.args.row_seconds, limit=min(60.0, run.left))
-            print(text, found[text], flush=True)
+    with Worker() as worker:
+        for text in HOST:
+            if "error" in found.get(text, {"error": ""}) and run.left > 5:
+                limit = min(60.0, run.left)
+                found[text] = worker.run(host, text, run.args.device, 2 * run.args.row_seconds, limit=limit)
+                print(text, found[text], flush=True)
+                run.save()
 
 
 def compiled(run: Run) -> None:
@@ -271,6 +285,7 @@ def main() -> int:
         return 2
     # Not in the results' folder, which is copied about; workers and their children inherit it.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "convgrad-triton-cache"))
+    os.environ.setdefault("CONVGRAD_CACHE", "off")  # what an earlier run decided would not be timed again
     run = Run(args)
     print(run.state["conditions"], platform.platform(), sep="; ", flush=True)
     run.resume()

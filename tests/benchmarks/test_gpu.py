@@ -16,13 +16,14 @@ import gpu_problems
 import gpu_report
 import pytest
 import torch
-from gpu_workers import Worker, in_parallel
+from gpu_workers import Worker, _answer, in_parallel
 from torch import nn
 
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import choose
+from convgrad.engine import choice, choose
+from convgrad.engine.measure import measurer
 from convgrad.engine.registry import get_backend
 from convgrad.problem import ConvProblem
 
@@ -109,6 +110,34 @@ def test_a_rule_proposes_something(text: str, monkeypatch: pytest.MonkeyPatch) -
         assert choose(ConvProblem.parse(text), ("forward",), torch.device("cuda"), stored=False)[0].proposed
 
 
+def test_a_first_call_that_times_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's call goes on with PyTorch's kernels whatever prevents the timing; the script must say what it was."""
+    monkeypatch.setattr(choice, "proposals", lambda problem, device: [("reference", "it is said to be fast")])
+    monkeypatch.setattr(choice, "by_rule", lambda *_: [])
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("an event has no device")
+
+    monkeypatch.setattr(measurer, "compare", fails)
+    monkeypatch.setattr(measurer, "_HOPELESS", 1e9)
+    with pytest.raises(RuntimeError, match="an event has no device"):
+        gpu_calls.verdicts("g2ic2oc2mb1ih6kh3ph1", "cpu")
+
+
+def test_results_of_another_machine_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with other versions, or on another card, began anew in their place."""
+    other = json.dumps({"conditions": "NVIDIA A10", "warning": "", "card": {}, "rows": [], "wanted": 0})
+    (tmp_path / "gpu-state.json").write_text(other)
+    (tmp_path / "gpu.md").write_text("# of an A10")
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--dry-run", "--out", str(tmp_path)])
+    for _ in range(2):
+        run = gpu.Run(gpu.arguments())
+        run.resume()
+        run.save()
+    assert [p.read_text() for p in tmp_path.glob("gpu-state-*.json")] == [other]
+    assert [p.read_text() for p in tmp_path.glob("gpu-2*.md")] == ["# of an A10"]
+
+
 def test_which_backends_have_rows() -> None:
     """Without options the large kernels, and no others, go to the tensor cores; one backend may be named."""
     given = argparse.Namespace(backend="triton,triton:banded", only="", dry_run=False, device="cuda")
@@ -177,6 +206,16 @@ def task(kind: str) -> dict[str, Any]:
     if kind == "breaks":
         return {"failures": ["CUDA error: an illegal memory access was encountered"], "passed": 0}
     return {"passed": 1, "process": os.getpid()}
+
+
+def test_a_banned_kernel_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's kernels compute from then on: the conformance suite passed, and rows had PyTorch's times as ours."""
+    monkeypatch.setitem(get_backend("triton")._banned, (torch.device("cuda", 0),), "its forward kernel is wrong")
+    found = _answer((task, "works"))
+    assert found == {
+        "answer": {"error": "'triton' was banned: its forward kernel is wrong", "passed": 1},
+        "broken": True,
+    }
 
 
 @pytest.mark.slow

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from convgrad.backends.aten import AtenBackend
 from convgrad.check import PROPERTIES, check_problem, default_problems, outputs_of
 from convgrad.check.operands import structural
 from convgrad.diagnostics import explain_problem
-from convgrad.problem import PASSES, ConvProblem, Output
+from convgrad.problem import PASSES, ConvProblem, Output, Outputs
 from convgrad.testing import check_backend
 
 from .broken import TEXT, Broken, wrong_if
@@ -56,6 +57,26 @@ def test_a_kernel_wrong_for_some_problems_only_is_caught(
     assert failure.worst == 1
     others = [p for p in SUBSET if not condition(p)][:2]
     assert check_backend(Broken(wrong_if(condition)), others, outputs=[output], properties=EXACT).ok
+
+
+def test_a_backend_that_found_itself_wrong_has_failed() -> None:
+    """PyTorch's kernels computed from then on, and everything passed."""
+
+    class Banned(Broken):
+        checks_itself = True
+        wrong = False
+
+        def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+            return ["its kernel is wrong"] if self.wrong else super().reasons_against(problem, outputs, device)
+
+        def bind(self, problem: ConvProblem, outputs: Outputs) -> Callable[..., Tensor]:
+            self.wrong = True
+            return super().bind(problem, outputs)
+
+    report = check_backend(Banned(lambda p, pass_, a, b, result: result), [TEXT], outputs="forward")
+    assert [(r.property_name, r.message) for r in report.failures] == [
+        ("usable", "it found itself wrong: its kernel is wrong")
+    ]
 
 
 def test_what_a_backend_raises_is_its_failure() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import choice, choose, fusion_gains, register, rules, store
+from convgrad.engine import cache, calls, choice, choose, fusion_gains, register, rules, store
 from convgrad.engine.measure import Comparison, environment, measurer
 from convgrad.problem import ConvProblem, Output
 
@@ -158,6 +159,24 @@ def test_in_a_capture(timer: Timer, fake: Fake, monkeypatch: pytest.MonkeyPatch)
     assert timer.compared
 
 
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_call_after_a_capture_is_timed(timer: Timer, recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled table kept PyTorch's kernel, which a call of the same key within the capture got."""
+    captures, usual = [True], calls.flags
+    monkeypatch.setattr(calls, "flags", lambda like: (usual(like), captures[0]))  # as on a GPU
+    monkeypatch.setattr(cache, "capturing", lambda: captures[0])
+    for module in (choice, measurer):
+        monkeypatch.setattr(module, "not_timed", lambda device: "in a capture nothing is timed" * captures[0])
+    call = step if recorded else forward
+    call()
+    call()
+    assert not timer.compared
+    captures[0] = False
+    call()
+    assert timer.compared
+
+
 @pytest.mark.usefixtures("timer", "fake")
 def test_a_real_second_process_reads_it(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "memory_kept", lambda: False)  # which another test may have turned on
@@ -197,8 +216,6 @@ def test_its_calls_are_not_the_users(timer: Timer) -> None:
 @pytest.mark.usefixtures("fake")
 def test_while_another_process_measures(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one goes on with PyTorch's, and times it at the next call."""
-    from contextlib import nullcontext
-
     alone = store.alone
     monkeypatch.setattr(store, "alone", lambda wait=0.0: nullcontext(False))
     forward()
@@ -294,6 +311,21 @@ def test_a_fused_kernel_is_timed_once(timer: Timer, fused: float, monkeypatch: p
     fresh(monkeypatch)  # another process
     assert gains() == (fused < 1)
     assert len(timer.compared) == compared
+
+
+@pytest.mark.usefixtures("fake", "timer")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_call_that_cannot_be_timed_does_not_read_the_store_each_time(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a frozen process, and while another one measures: a read took longer than the two kernels."""
+    reads: list[str] = []
+    monkeypatch.setattr(store, "read", lambda kind, key: reads.append(key))
+    monkeypatch.setattr(store, "alone", lambda wait=0.0: nullcontext(False))
+    plan = convgrad.engine.plan_for(P, ("forward",), CPU)
+    with convgrad.measure(False) if frozen else nullcontext():
+        assert not any(fusion_gains(plan, forward, forward) for _ in range(5))
+    assert len(reads) == 1
 
 
 @pytest.mark.usefixtures("fake")

@@ -121,6 +121,10 @@ def check_problem(
             add("failed", described(e) + where, float("inf"))
         else:
             add("passed", "", *check.worst)
+    refused = [why for call in check.calls for why in backend.against(check.problem, call, check.device)]
+    if backend.checks_itself and refused:  # since then PyTorch's kernels compute in its place
+        name = "usable"
+        add("failed", f"it found itself wrong: {refused[0]}", float("inf"))
     return results
 
 

@@ -17,7 +17,7 @@ import torch
 
 from .._compat import offset_of_tensor
 from ..backends import native_library
-from ..settings import on_change
+from ..settings import capturing, on_change
 
 _MOST = 4096
 
@@ -66,8 +66,12 @@ class Table:
         library.convgrad_aten_store.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
 
     def store(self, key: bytes, entry: bytes) -> None:
-        """Store an entry under the key that the library gave for a call; nothing if the table was emptied since."""
-        self._store(key, len(key), entry, len(entry))
+        """Store an entry under the key that the library gave for a call; nothing if the table was emptied since.
+
+        Nothing within a capture either: the key is that of a call after it, which may be timed, and this one was not.
+        """
+        if not capturing():
+            self._store(key, len(key), entry, len(entry))
 
 
 #: The table, once `open_table` has made it.

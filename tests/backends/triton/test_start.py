@@ -40,9 +40,12 @@ class Kernel:
         self.started: list[tuple[tuple[int, ...], Any]] = []
         #: Bytes, for each time to come that it is compiled.
         self.spills: list[int] = []
+        self.raises: Exception | None = None
 
     def warmup(self, grid: tuple[int, ...], src: Tensor | None = None, **given: Any) -> Compiled:
         self.compiled.append(given)
+        if self.raises is not None:
+            raise self.raises
         return Compiled(
             str((given["out"] if src is None else src).dtype), self.spills.pop(0) if self.spills else 0, self.started
         )
@@ -201,3 +204,74 @@ def test_nothing_is_launched_for_the_first_time_in_a_capture(kernel: Kernel, mon
             run(x, weight)
     assert checked == [1]
     assert len(kernel.started) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376."),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        AssertionError(""),
+    ],
+)
+def test_a_kernel_that_is_not_compiled_is_not_used(
+    error: Exception, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For this problem; the call gets PyTorch's result, and one warning says why. It ended the user's step."""
+    monkeypatch.setattr(first_check, "fault", lambda *_: None)
+    backend, changes, cpu = TritonBackend(), [], torch.device("cpu")
+    monkeypatch.setattr(backend, "changed", lambda: changes.append(1))
+    problem, kernel.raises = PROBLEM.replace(batch=6), error
+    x, weight = torch.randn(problem.input_shape), torch.randn(problem.weight_shape)
+    run, expected = backend.bind(problem, ("forward",)), torch.conv2d(x, weight, padding=(0, 1), groups=8)
+    with pytest.warns(RuntimeWarning, match="'triton' is not used for forward of .*: its kernel cannot be compiled"):
+        first = run(x, weight)
+    for result in (first, run(x, weight), backend.bind(problem, ("forward",))(x, weight)):
+        torch.testing.assert_close(result, expected)
+    assert (len(kernel.compiled), changes) == (1, [1])
+    assert "cannot be compiled" in backend.reasons_against(problem, ("forward",), cpu)[0]
+    assert not any("cannot" in reason for reason in backend.reasons_against(problem, ("grad_input",), cpu))
+    kernel.raises = None
+    call(backend, PROBLEM)
+    assert kernel.started
+
+
+def test_without_memory_to_compile_it_is_tried_again(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_check, "fault", lambda *_: None)
+    backend, kernel.raises = TritonBackend(), torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        call(backend, PROBLEM)
+    kernel.raises = None
+    call(backend, PROBLEM)
+    assert kernel.started
+
+
+def test_a_check_that_did_not_end_is_made_again(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel was used without a check after one for which there was no memory."""
+    checked: list[int] = []
+
+    def fault(*_: object) -> None:
+        checked.append(1)
+        if len(checked) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(first_check, "fault", fault)
+    backend = TritonBackend()
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            call(backend, PROBLEM)
+    for _ in range(2):
+        call(backend, PROBLEM)
+    assert len(checked) == 3
+
+
+def test_products_of_tf32_may_cut_both_operands() -> None:
+    """Tensor cores read the upper 19 bits; where all products have one sign, cuts add up instead of cancelling."""
+    problem = ConvProblem.parse("g4mb2ic4ih12iw12kh1kw9ph0pw4oc4")
+    x, weight = torch.rand(problem.input_shape) + 0.5, torch.full(problem.weight_shape, 1.0 + 2**-10 - 2**-20)
+    cut = [(t.view(torch.int32) & -(1 << 13)).view(torch.float32) for t in (x, weight)]
+    given = {"input": x, "weight": weight}
+    result = ReferenceBackend().bind(problem, ("forward",))(*cut)
+    assert first_check.fault(problem, ("forward",), {**given, "forward": result}, "tf32") is None
+    wrong = result * (1 + 2**-7)
+    assert first_check.fault(problem, ("forward",), {**given, "forward": wrong}, "tf32")

@@ -61,6 +61,10 @@ class NotReadyError(Exception):
     """A CUDA graph is being captured, in which no kernel can be compiled, loaded and checked."""
 
 
+class NotCompiledError(Exception):
+    """A kernel cannot be compiled, or not loaded into a device: too little shared memory there, no C compiler."""
+
+
 class _WrongResultError(Exception):
     """The first result of a compiled kernel is wrong."""
 
@@ -69,7 +73,7 @@ class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
     The first result of each kernel that is compiled for a device is checked (`first_check`). A wrong one bans the
-    backend from that device, and PyTorch's kernels compute the call.
+    backend from that device, a kernel that cannot be compiled from that problem. PyTorch's kernels compute the call.
     """
 
     name = "triton"
@@ -78,13 +82,15 @@ class TritonBackend(Backend):
     checks_itself = True
 
     def __init__(self) -> None:
-        self._banned: dict[torch.device, str] = {}
+        #: (device,), or (device, problem, outputs) -> why not.
+        self._banned: dict[tuple[Any, ...], str] = {}
         self._checked: set[tuple[torch.device, str, int]] = set()
         self._lock = Lock()
         self._bound_ones = lru_cache(maxsize=4096)(self._made)
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        return self._reasons_of_the_machine(problem, device) or self._reasons_of_the_kernels(problem, outputs)
+        banned = [self._banned[key] for key in ((device,), (device, problem, outputs)) if key in self._banned]
+        return banned + self._reasons_of_the_machine(problem, device) or self._reasons_of_the_kernels(problem, outputs)
 
     def _reasons_of_the_machine(self, problem: ConvProblem, device: torch.device) -> list[str]:
         reasons: list[str] = []
@@ -93,8 +99,6 @@ class TritonBackend(Backend):
         interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
         if device.type not in _DEVICES and not interpreted:
             reasons.append(f"it runs on GPUs (cuda, hip, xpu), not on {device.type}")
-        if device in self._banned:
-            reasons.append(self._banned[device])
         if problem.in_channels != problem.groups:
             reasons.append("it computes depthwise convolutions only (one input channel a group)")
         if problem.dtype not in _DTYPES:
@@ -140,7 +144,7 @@ class TritonBackend(Backend):
 
         def run(*operands: Any) -> Any:
             device = operands[0].device
-            if device not in self._banned:
+            if (device,) not in self._banned and (device, problem, outputs) not in self._banned:
                 try:
                     return made(device)(*operands)
                 except NotReadyError:
@@ -151,7 +155,10 @@ class TritonBackend(Backend):
                     )
                     warn_user(text, RuntimeWarning)
                 except _WrongResultError as wrong:
-                    self._ban(device, str(wrong))
+                    self._ban((device,), f"on {device} any more: {wrong}", str(wrong))
+                except NotCompiledError as failed:
+                    why = f"its kernel cannot be compiled for {device}, or not loaded: {failed}"
+                    self._ban((device, problem, outputs), f"for {'+'.join(outputs)} of {problem}: {why}", why)
             return by_pytorch(*operands)
 
         return run
@@ -170,14 +177,14 @@ class TritonBackend(Backend):
 
         return lambda x, weight, bias, g=None: (result if g is None else slope)(x, weight, bias, None, g)
 
-    def _ban(self, device: torch.device, why: str) -> None:
-        """Compute nothing on a device any more: its kernels are wrong there."""
+    def _ban(self, key: tuple[Any, ...], where: str, why: str) -> None:
+        """Compute nothing on a device any more, where its kernels are wrong; or not these outputs of a problem."""
         with self._lock:
-            first = device not in self._banned
-            self._banned[device] = why
+            first = key not in self._banned
+            self._banned[key] = why
         if first:
             self.changed()
-            warn_user(f"the backend {self.name!r} is not used on {device} any more: {why}", RuntimeWarning)
+            warn_user(f"the backend {self.name!r} is not used {where}", RuntimeWarning)
 
     def _bound(self, problem: ConvProblem, outputs: Outputs, device: torch.device, activation: int = 0) -> Bound:
         """Return the one object that computes these outputs on a device, so that `entry` finds what a call selected."""
@@ -190,7 +197,7 @@ class TritonBackend(Backend):
         None if it must go through Triton's launcher. The operands have the names of ``argument_block.SLOTS``.
         """
         device = next(iter(operands.values())).device
-        if device.type != "cuda" or torch.version.hip is not None or device in self._banned:
+        if device.type != "cuda" or torch.version.hip is not None or (device,) in self._banned:
             return None
         from .argument_block import entry
 

@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._compat import out_of_memory
 from ...problem import OPERANDS, ConvProblem, Outputs, passes_of
 from ...settings import capturing
-from . import NotReadyError, banded, bands
+from . import NotCompiledError, NotReadyError, banded, bands
 from .correlate import add_partials, correlate
 from .sliding_sum import Geometry, geometry
 from .tiles import MOST_PROGRAMS, Use, choose, lines, parts, use_of
@@ -67,6 +68,7 @@ class Launch:
         """Start the kernel; in how many parts, and which compiled one it is where its result is to be looked at.
 
         The tensors are in the kernel's order. NotReadyError: this is its first call, and within a capture.
+        NotCompiledError: it cannot be compiled, or not loaded into this device.
         """
         given = tuple(tensors.values())
         device, new = given[0].device, ""
@@ -83,12 +85,12 @@ class Launch:
         """Compile the kernel, or find it in Triton's cache; the interpreter compiles nothing."""
         if capturing():
             raise NotReadyError
-        while (compiled := self._kernel.warmup(grid=(1,), **self.arguments(1, tensors), **self._options)) is not None:
-            compiled[1, 1, 1]  # loads it, and counts its registers
-            spills = compiled.n_spills and device.type == "cuda" and torch.version.hip is None
-            if not spills or "maxnreg" in self._options:
-                break
-            self._options = {**self._options, **ALL_REGISTERS}
+        try:
+            compiled = self._compile(device, tensors)
+        except Exception as error:  # whatever Triton, ptxas, the driver or a missing C compiler raises
+            if out_of_memory(error):
+                raise
+            raise NotCompiledError(f"{type(error).__name__}: {str(error).strip()[:300]}") from error
         threads = 32 * self._options["num_warps"]
         programs, parts = self._grid(PROGRAMS if compiled is None else at_once(device, compiled.n_regs, threads))
         arguments = self.arguments(parts, tensors)
@@ -97,6 +99,16 @@ class Launch:
         if compiled is None:
             return Selected(partial(self._kernel[(programs,)], **self._options), taken, others, parts, programs, None)
         return Selected(compiled[programs, 1, 1], taken, others, parts, programs, compiled)
+
+    def _compile(self, device: torch.device, tensors: dict[str, Tensor]) -> Any:
+        """Return the compiled kernel, loaded into the current device; None where it is interpreted."""
+        while (compiled := self._kernel.warmup(grid=(1,), **self.arguments(1, tensors), **self._options)) is not None:
+            compiled[1, 1, 1]  # loads it, and counts its registers
+            spills = compiled.n_spills and device.type == "cuda" and torch.version.hip is None
+            if not spills or "maxnreg" in self._options:
+                break
+            self._options = {**self._options, **ALL_REGISTERS}
+        return compiled
 
     def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the kernel."""
@@ -192,15 +204,21 @@ class Bound:
             tensors["scratch"] = workspace.view(torch.float32)
             tensors["bias scratch"] = tensors["scratch"][self._bias_part // 4 :]
         launch, places = self._main("bias" in tensors, in_parts)
-        count, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
-        if in_parts and count == 1:  # the channels alone fill this GPU: nothing is to be added
-            self._most = 1
-            return self(first, second, third)
-        if in_parts:
-            self._adding(count).start(**{name: tensors[place] for name, place in self._added.items()})
+        try:
+            count, compiled = launch.start(**{name: tensors[place] for name, place in places.items()})
+            if in_parts and count == 1:  # the channels alone fill this GPU: nothing is to be added
+                self._most = 1
+                return self(first, second, third)
+            if in_parts:
+                self._adding(count).start(**{name: tensors[place] for name, place in self._added.items()})
+            if compiled:
+                self._verify(compiled + " in parts" * in_parts, self.outputs, tensors)
+        except NotReadyError:
+            raise
+        except BaseException:  # no memory for the check, an interrupt
+            launch.selected.clear()  # so that the next call is checked
+            raise
         found: Any = tuple([tensors[output] for output in self.outputs])
-        if compiled:
-            self._verify(compiled + " in parts" * in_parts, self.outputs, tensors)
         return found if len(found) > 1 else found[0].contiguous(memory_format=p.memory_format)
 
     def selected(

@@ -180,8 +180,13 @@ def fusion_gains(plan: Plan, apart: Callable[[], object], fused: Callable[[], ob
     """Return whether one call is faster than another for the same: timed once and stored, as what a rule proposes."""
     if plan.fusion_gains is None:
         key = f"{environment(plan.device)} | {similar(plan.problem)}"
+        if time.perf_counter() - _state.measured.get(key, -inf) < _PAUSE:
+            return False
         plan.fusion_gains = store.read("fusion", key)
-        if plan.fusion_gains is None and not not_timed(plan.device):
+        if plan.fusion_gains is None and not_timed(plan.device):
+            plan.fusion_gains = False  # for this plan, which is not that of calls under other flags
+        elif plan.fusion_gains is None:
+            _state.measured[key] = time.perf_counter()  # the store is not read in each call until there is time
             with suppress(RuntimeError, MemoryError), _alone(plan.device, *_FOR_PROPOSALS) as alone, torch.no_grad():
                 if alone:
                     times, raised = _times({"apart": apart, "fused": fused}, plan.device, compile=True)

@@ -29,7 +29,7 @@ _LEAST_ROUNDS = 7  # six would do for 95 %; the seventh lets one round be distur
 _FEWEST_ROUNDS = 3  # where there is no doubt
 _MUCH = 1.25  # times as long
 _LEAST_BLOCK = 2e-4  # seconds; the clock is good to 1e-7
-_CACHE_BYTES = 256 << 20  # larger than the last-level cache of any device so far
+_CACHE_BYTES = 256 << 20  # no less than the last-level cache of any device so far
 _LEAST_ON_DEVICE = 5e-7  # seconds; the resolution of a device's events
 _MOST_FLUSHES = 50
 
