@@ -181,6 +181,9 @@ will_engine_execute: Callable[[Any], bool] = _C._will_engine_execute_node
 current_node: Callable[[], Any] = _C._current_autograd_node
 #: The dispatch keys below autograd.
 after_autograd_keys: Any = _C._after_autograd_keyset
+#: The key of the tracer of `torch.jit.trace`, and those below it.
+tracer_key: Any = _C._dispatch_key_parse("Tracer")
+after_tracer_keys: Any = _C._dispatch_keyset_full_after(tracer_key)
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled

@@ -169,6 +169,21 @@ def test_a_model_traced_inside_is_traced_as_pytorchs(ours):
     assert {"aten::_convolution"} <= {node.kind() for node in traced.graph.nodes()}
 
 
+@pytest.mark.parametrize("block", [takeover, observe_aten])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_model_that_was_called_before_is_traced_as_pytorchs(block, trained):
+    """Its calls are known to the compiled table, whose results a trace would hold as constants."""
+    layer, x = nn.Conv2d(8, 8, 3, groups=8).double().requires_grad_(trained), torch.randn(2, 8, 9, 7).double()
+    with block():
+        for _ in range(3):
+            layer(x)
+        traced = torch.jit.trace(layer, x, check_trace=False)
+    torch.testing.assert_close(traced(3 * x), layer(3 * x))
+    if trained:
+        got, want = (torch.autograd.grad(m(3 * x).square().sum(), layer.weight) for m in (traced, layer))
+        torch.testing.assert_close(got, want)
+
+
 def test_a_process_group_of_one(ours, tmp_path):
     with world_of_one(tmp_path):
         model = nn.parallel.DistributedDataParallel(nn.Conv2d(3, 4, 3))

@@ -465,6 +465,43 @@ def test_second_derivatives() -> None:
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("instance", [False, True])
+def test_a_derivative_that_does_not_depend_on_the_result(instance: bool) -> None:
+    """As of a gradient penalty: the last layer is linear, so that no gradient flows into the normalization again."""
+    for use in (F.relu, lambda y: y * y, both(F.silu, F.gelu)):
+        ours, theirs = (m.double() for m in pair(instance))
+        x, results = image(2).double(), []
+        for module in (ours, theirs):
+            a, bias = x.clone().requires_grad_(), torch.zeros(8, 6, 6, dtype=torch.float64, requires_grad=True)
+            (g,) = torch.autograd.grad((use(module(a)) + bias).sum(), a, create_graph=True)
+            (use(module(a)).sum() + g.square().sum()).backward()
+            results.append((a.grad, *(p.grad for p in module.parameters())))
+        torch.testing.assert_close(*results)
+
+
+ASKING: dict[str, Callable[[Any, Tensor], Any]] = {
+    "hook": lambda y, _: y.register_hook(lambda g: None),
+    "retain_grad": lambda y, _: y.retain_grad(),
+    "autograd.grad": lambda y, z: torch.autograd.grad(z.sum() + y.sum(), y),
+    "autograd.grad of several": lambda y, z: torch.autograd.grad(z.sum(), inputs=[z, y], allow_unused=True),
+}
+
+
+@pytest.mark.parametrize("how", ASKING)
+def test_a_gradient_that_is_asked_for_after_the_activation(how: str) -> None:
+    """It would lack what flows through the activation, without a word."""
+    ours = pair()[0]
+    y = ours(image())
+    z = F.relu(y)
+    with pytest.raises(RuntimeError, match="before the activation"):
+        ASKING[how](y, z)
+    y = ours(image())
+    ASKING[how](y, F.relu(y, inplace=True))  # it is the activation's result then
+    ours.register_forward_hook(lambda *_: None)
+    y = ours(image())
+    ASKING[how](y, F.relu(y))
+
+
 def test_layers_that_are_shared() -> None:
     ours, theirs = pair()
     x, results = image(), []

@@ -76,6 +76,22 @@ def test_a_float32_layer_stays_one_in_a_backward_inside(way: str) -> None:
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_second_derivative_of_a_float32_layer_stays_one_inside(groups: int) -> None:
+    """As in PyTorch: the products of a gradient penalty were of 16 bits."""
+    x, w = leaves((2, 4, 8, 8), (4, 4 // groups, 3, 3))
+    y = convgrad.conv2d(x, w, groups=groups)
+
+    def second() -> Any:
+        (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), (x, w), retain_graph=True)
+
+    want = second()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = second()
+    torch.testing.assert_close(got, want)
+
+
 class Plain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -117,6 +117,8 @@ class Normalized(Deferred):
     #: The first output of the node, until the first reader takes it; and the activation that it is the result of.
     _convgrad_pending: Tensor | None = None
     _convgrad_activation = ""
+    #: Whether an activation took it, so that the gradient of the values is no sum of what flows into this tensor.
+    _convgrad_activated = False
     _convgrad_module: Any
     #: Input, weight, bias, epsilon, and whether each image is normalized by itself.
     _convgrad_call: tuple[Tensor, Tensor | None, Tensor | None, float, bool]
@@ -149,6 +151,7 @@ class Normalized(Deferred):
             node.activation = activation
         node.version = pending._version
         self._expect(activation)
+        self._convgrad_activated = not in_place
         if in_place:
             self._convgrad_read = pending
             torch.autograd.graph.increment_version(self)
@@ -184,6 +187,12 @@ class Normalized(Deferred):
             activation, in_place = known(*args[1:], **(kwargs or {}))
             if activation and (output := args[0].activated(activation, in_place)) is not None:
                 return output
+        asked = _ASK_FOR_GRADIENTS[func](*args) if func in _ASK_FOR_GRADIENTS else ()
+        if any(isinstance(t, Normalized) and t._convgrad_activated for t in asked):
+            raise RuntimeError(
+                "the gradient of a normalization's result was asked for after its activation, with which it is "
+                "computed: call register_hook or retain_grad before the activation, or give the normalization a hook"
+            )
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -193,6 +202,11 @@ _ACTIVATIONS: dict[Any, Callable[..., tuple[str, bool]]] = {
     **dict.fromkeys((torch.relu, Tensor.relu), lambda: ("relu", False)),
     **dict.fromkeys((torch.relu_, Tensor.relu_), lambda: ("relu", True)),
     F.hardtanh: lambda min_val=-1, max_val=1, inplace=False: ("relu6" * ((min_val, max_val) == (0, 6)), inplace),
+}
+#: Function or method that asks for the gradients of tensors -> these, of its arguments.
+_ASK_FOR_GRADIENTS: dict[Any, Callable[..., Sequence[Any]]] = {
+    **dict.fromkeys((Tensor.register_hook, Tensor.retain_grad), lambda t, *_: (t,)),
+    torch.autograd.grad: lambda outputs, inputs: inputs,
 }
 
 
@@ -259,10 +273,12 @@ class _Normalization(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [(g, a) for g, a in zip(grad_outputs, (ctx.activation, ""), strict=False) if g is not None]
+        pairs = zip(grad_outputs, (ctx.activation, ""), strict=False)
         saved = ctx.saved_tensors  # once: a checkpoint gives each only once
-        gradients, *more = [_gradients(ctx, saved, g, activation) for g, activation in given]
-        for each in more:
+        found = [_gradients(ctx, saved, g, activation) for g, activation in pairs if g is not None]
+        # None of nothing: of a node whose result a derivative does not depend on, such as that of a linear layer
+        gradients = found[0] if found else (None,) * 3
+        for each in found[1:]:
             gradients = [None if a is None or b is None else a + b for a, b in zip(gradients, each, strict=True)]
         if len(grad_outputs) > 1 and (deferred := ctx.deferred()) is not None:
             deferred.keep()

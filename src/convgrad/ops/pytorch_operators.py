@@ -191,15 +191,29 @@ def _exchange() -> Callable[[], object]:
     table = opened()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
+        library = torch.library.Library("aten", "IMPL")
         try:
-            undo = _in_python(keys) if table is None else _compiled(table, keys)
+            undo = [library._destroy, _in_python(keys) if table is None else _compiled(table, keys)]
+            library.impl("convolution", _traced, "Tracer", with_keyset=True)
         except BaseException:
+            library._destroy()
             _left = True
             raise
     if table is not None:
         table.others_kernels(others)
     _retired.extend(torch.library.get_kernel(f"aten::{name}", key) for name in _NAMES.values() for key in keys)
-    return undo
+    _retired.append(torch.library.get_kernel("aten::convolution", _compat.tracer_key))
+    return lambda: [each() for each in undo]
+
+
+def _traced(keyset: Any, *arguments: Any) -> Tensor:
+    """Call PyTorch's kernel where `torch.jit.trace` records: of a result of ours it would record the numbers."""
+    outer = engine.thread.in_backend
+    try:
+        engine.thread.in_backend = True
+        return _aten.convolution.default.redispatch(keyset & _compat.after_tracer_keys, *arguments)
+    finally:
+        engine.thread.in_backend = outer
 
 
 def _compiled(table: Table, keys: tuple[str, ...]) -> Callable[[], object]:
@@ -284,7 +298,7 @@ def _double_backward(*arguments: Any) -> Any:
     operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
     wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
     cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
-    with engine.resume(None):
+    with engine.resume(None), _compat.without_autocast():  # PyTorch's casts nothing, either
         for yields, cotangent in cotangents.items():
             for role in CONTRACTED[yields]:
                 if role in wanted and cotangent is not None:
