@@ -390,13 +390,14 @@ def package_version(name: str) -> str | None:
         return None
 
 
-_NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+#: How the files of this library and of PyTorch begin; not those of their neighbors, such as torchvision.
+LIBRARIES = tuple(os.path.join(Path(file).parent, "") for file in (__file__, torch.__file__))
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the nearest line outside of this library and of PyTorch, as Python 3.12's ``skip_file_prefixes`` does."""
     files = [summary.filename for summary in reversed(extract_stack())]  # this function's first
-    level = next((n for n, file in enumerate(files, 1) if not file.startswith(_NOT_THE_USERS)), len(files))
+    level = next((n for n, file in enumerate(files, 1) if not file.startswith(LIBRARIES)), len(files))
     warnings.warn(text, category, stacklevel=level)
 
 

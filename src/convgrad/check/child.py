@@ -176,7 +176,7 @@ def _serve(answer: Callable[[Any], Any], pipe: Connection, outer: Any = None, tr
     _pipes[:] = [pipe]
     with contextlib.suppress(ValueError, OSError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends the child
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of which the parent may make something else
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have set another
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

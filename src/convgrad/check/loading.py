@@ -14,14 +14,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
+from .. import _compat
 
 #: How the files begin that are not the user's: this library's, PyTorch's and Python's.
-LIBRARIES = (
-    *(os.path.join(folder, "") for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)),
-    os.path.join(sysconfig.get_path("stdlib"), ""),
-    "<frozen",
-)
+LIBRARIES = (*_compat.LIBRARIES, os.path.join(sysconfig.get_path("stdlib"), ""), "<frozen")
 
 
 class Loading(NamedTuple):

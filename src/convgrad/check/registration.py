@@ -193,7 +193,7 @@ class Registration:
 
     def install(self, what: Any) -> CustomBackend:
         """Make a backend, check it, and let the engine choose it."""
-        with without_autocast():  # of which no kernel knows: the engine calls them below it
+        with without_autocast():  # the engine calls kernels below autocast, too
             self.check(backend := self.backend(what))
         with _lock:
             _check_name(self.name)

@@ -99,7 +99,7 @@ def _called(
     """Return the calls to be timed, of a backend and of ``others``, and the seconds that the backend's takes."""
     steps = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
-        calls = trials({name: way for name, way in steps.items() if way[1]}, outputs, device)
+        calls = trials({name: one for name, one in steps.items() if one[1]}, outputs, device)
         return calls, second_call(calls["mine"], device)
     except Exception as error:  # the kernel accepts it, so no error is expected
         [again] = check_problem(backend, problem, outputs[0], device=device, properties=["exact"])

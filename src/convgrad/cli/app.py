@@ -314,7 +314,7 @@ def _warning(message: Warning | str, category: type[Warning], filename: str, *wh
 
 
 def _refused(what: object, status: int = 2) -> int:
-    say(f"convgrad: {' '.join(str(what).splitlines())}", sys.stderr)  # of several lines may be an error of the user's
+    say(f"convgrad: {' '.join(str(what).splitlines())}", sys.stderr)  # an error of the user's may have several lines
     return status
 
 

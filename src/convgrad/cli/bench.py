@@ -129,7 +129,8 @@ def steps(
                 measure_all([*dict.fromkeys(jobs_of(given))], place)
             profile = profile_of(name, place, of, seconds)
         say("\n".join([f"{name}: {profile.finding}", *profile.warnings]))
-        warnings |= {name: [*profile.warnings]} if profile.warnings else {}
+        if profile.warnings:
+            warnings[name] = [*profile.warnings]
         rows += [{"model": name, **vars(variant)} for variant in profile.variants]
     say(Table(rows, {
         "model": (itemgetter("model"), ""),

@@ -225,6 +225,6 @@ def _buffers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         hook.remove()
         for module, name, buffer, value in ((module, *one) for module, known in before.items() for one in known):
-            buffer.data.copy_(value)  # of which a backward that is still to come takes no notice
+            buffer.data.copy_(value)  # by `data`: a backward to come would refuse a buffer that has changed
             if module._buffers[name] is not buffer:
                 module._buffers[name] = buffer

@@ -283,7 +283,7 @@ class ModelExplanation(Drawn):
 
 
 def pytorchs_own(problem: ConvProblem, machine: Machine) -> AtenTrace:
-    """Return PyTorch's four steps for a problem; a complex convolution is made of three real ones, for one of these."""
+    """Return PyTorch's four steps for a problem; for a complex one, those of each of its three real convolutions."""
     return trace_aten(problem.replace(dtype=problem.dtype.to_real()), device=machine)
 
 

@@ -276,7 +276,7 @@ class _Normalization(torch.autograd.Function):
         pairs = zip(grad_outputs, (ctx.activation, ""), strict=False)
         saved = ctx.saved_tensors  # once: a checkpoint gives each only once
         found = [_gradients(ctx, saved, g, activation) for g, activation in pairs if g is not None]
-        # None of nothing: of a node whose result a derivative does not depend on, such as that of a linear layer
+        # No gradient comes where a derivative does not depend on the result, as behind a last linear layer.
         gradients = found[0] if found else (None,) * 3
         for each in found[1:]:
             gradients = [None if a is None or b is None else a + b for a, b in zip(gradients, each, strict=True)]

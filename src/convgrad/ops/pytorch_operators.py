@@ -193,8 +193,8 @@ def _exchange() -> Callable[[], object]:
         warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
         library = torch.library.Library("aten", "IMPL")
         try:
-            undo = [library._destroy, _in_python(keys) if table is None else _compiled(table, keys)]
             library.impl("convolution", _traced, "Tracer", with_keyset=True)
+            undo = [library._destroy, _in_python(keys) if table is None else _compiled(table, keys)]
         except BaseException:
             library._destroy()
             _left = True

@@ -73,7 +73,8 @@ class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
     The first result of each kernel that is compiled for a device is checked (`first_check`). A wrong one bans the
-    backend from that device, a kernel that cannot be compiled from that problem. PyTorch's kernels compute the call.
+    backend from that device. A kernel that cannot be compiled bans it from that problem. PyTorch's kernels compute the
+    call.
     """
 
     name = "triton"
