@@ -128,9 +128,9 @@ class Norm {
 
   // Elements from those that are read to those that are prefetched. The processor's own prefetching ends with a page.
   static constexpr int64_t kAhead = 1024 / int64_t(sizeof(S));
-  static void prefetch_ahead(const S* v, const S* g) {
-    __builtin_prefetch(v + kAhead);
-    if (Backward) __builtin_prefetch(g + kAhead);
+  static void prefetch_ahead(const S* v, const S* g, int64_t ahead = kAhead) {
+    __builtin_prefetch(v + ahead);
+    if (Backward) __builtin_prefetch(g + ahead);
   }
 
   static V load_grad(const S* from) { return Backward ? load<T, N>(from) : V{}; }
@@ -310,6 +310,25 @@ class Norm {
     return sum;
   }
 
+  // Rows at a time, for which the coefficients and sums of a vector are loaded once.
+  static constexpr int kRows = 4;
+  static constexpr int64_t kAheadOfRows = kRows * kAhead;
+
+  template <class A, int Rows>
+  void add_rows(int64_t row, T* some) const {
+    for (int64_t v = 0; v < vectors; ++v) {
+      const Coefficients by = coefficients_of(v);
+      V first = {}, second = {};
+      UNROLL for (int r = 0; r < Rows; ++r) {
+        const int64_t at = (row + r) * q.channels + start(v);
+        prefetch_ahead(x + at, g + at, kAheadOfRows);
+        const V d = load<T, N>(x + at) - by.centre, a = term<A>(d, load_grad(g + at), by);
+        first += a, second += a * d;
+      }
+      add_to<T, N>(some + v * 2 * N, first), add_to<T, N>(some + v * 2 * N + N, second);
+    }
+  }
+
   template <class A>
   void sum_part_with(int64_t part) {
     const int64_t values = vectors * 2 * N;
@@ -320,14 +339,8 @@ class Norm {
     for (int64_t row = rows.low; row < rows.high;) {
       const int64_t end = least(rows.high, row + kAdditions);
       memset(some, 0, sizeof(T) * static_cast<size_t>(values));
-      for (; row < end; ++row)
-        for (int64_t v = 0; v < vectors; ++v) {
-          const int64_t at = row * q.channels + start(v);
-          prefetch_ahead(x + at, g + at);
-          const Coefficients by = coefficients_of(v);
-          const V d = load<T, N>(x + at) - by.centre, a = term<A>(d, load_grad(g + at), by);
-          add_to<T, N>(some + v * 2 * N, a), add_to<T, N>(some + v * 2 * N + N, a * d);
-        }
+      for (; row + kRows <= end; row += kRows) add_rows<A, kRows>(row, some);
+      for (; row < end; ++row) add_rows<A, 1>(row, some);
       for (int64_t i = 0; i < values; ++i) all[i] += some[i];
     }
   }
@@ -341,15 +354,24 @@ class Norm {
     if (c >= last) set_coefficients(vectors - 1, c - last, by);
   }
 
+  template <class A, int Rows>
+  void apply_rows(int64_t row) const {
+    for (int64_t v = 0; v < vectors; ++v) {
+      const Coefficients by = coefficients_of(v);
+      UNROLL for (int r = 0; r < Rows; ++r) {
+        const int64_t at = (row + r) * q.channels + start(v);
+        prefetch_ahead(x + at, g + at, kAheadOfRows), __builtin_prefetch(y + at + kAheadOfRows, 1);
+        store<T, N>(y + at, result<A>(load<T, N>(x + at), load_grad(g + at), by));
+      }
+    }
+  }
+
   template <class A>
   void apply_part_with(int64_t part) {
     const Range rows = share(count, part, parts);
-    for (int64_t row = rows.low; row < rows.high; ++row)
-      for (int64_t v = 0; v < vectors; ++v) {
-        const int64_t at = row * q.channels + start(v);
-        prefetch_ahead(x + at, g + at), __builtin_prefetch(y + at + kAhead, 1);
-        store<T, N>(y + at, result<A>(load<T, N>(x + at), load_grad(g + at), coefficients_of(v)));
-      }
+    int64_t row = rows.low;
+    for (; row + kRows <= rows.high; row += kRows) apply_rows<A, kRows>(row);
+    for (; row < rows.high; ++row) apply_rows<A, 1>(row);
   }
 
   const convgrad_norm& q;

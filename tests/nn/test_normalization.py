@@ -323,6 +323,14 @@ def test_small_inputs_by_torch(monkeypatch: pytest.MonkeyPatch, calls: list[str]
         assert calls.pop() == "normalize"
 
 
+def test_in_channels_last_an_input_is_small_up_to_four_times_as_many_elements(monkeypatch, calls: list[str]) -> None:
+    x = image(2, 16, 8, 8).contiguous(memory_format=torch.channels_last)
+    for size, called in ((x.numel() // 4 + 1, []), (x.numel() // 4, ["normalize"])):
+        monkeypatch.setitem(LEAST_NORM, "input", size)
+        pair(channels=16)[0](x)
+        assert calls == called
+
+
 @pytest.mark.parametrize("shape", [(1, 6), (1, 6, 1), (2, 5, 4), (2, 6, 4, 4)], ids=str)
 def test_torchs_errors(shape: tuple[int, ...]) -> None:
     """One value a channel, another number of channels, another rank."""

@@ -13,8 +13,9 @@ from . import _native_library as library
 from .native import DTYPES
 
 #: The least sizes with which a training step gains more than a node of autograd in Python costs: elements of an input
-#: on one thread (several: twice as many for each; in 16 bits: four times as many), of a channel, and of its part of an
-#: image, which is read in vectors. Where each image is normalized by itself the parameters are repeated for each.
+#: on one thread (several: twice as many for each; in 16 bits, and in channels_last: four times as many), of a channel,
+#: and of its part of an image, which is read in vectors. Where each image is normalized by itself the parameters are
+#: repeated for each.
 LEAST_NORM = {"input": 3 * 2**14, "channel": 64, "pixels": 16, "input, by image": 2**18}
 
 #: What an input in channels_last has at least: a vector.
@@ -29,12 +30,13 @@ def native_norm_takes(dtype: torch.dtype) -> bool:
     return dtype in DTYPES and library.load() is not None
 
 
-def least_norm(itemsize: int, by_image: bool) -> int:
+def least_norm(itemsize: int, by_image: bool, contiguous: bool) -> int:
     """Return the number of an input's elements from which a training step gains."""
     if by_image:
         return LEAST_NORM["input, by image"]
     threads = torch.get_num_threads()
-    return LEAST_NORM["input"] * (1 if threads == 1 else 2 * threads) * (4 if itemsize == 2 else 1)
+    often = (1 if threads == 1 else 2 * threads) * (4 if itemsize == 2 else 1) * (1 if contiguous else 4)
+    return LEAST_NORM["input"] * often
 
 
 def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool) -> bool:

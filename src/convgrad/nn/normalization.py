@@ -38,10 +38,12 @@ def _format(input: Tensor) -> torch.memory_format:
 
 def kernels_take(input: Any, parameters: tuple[Any, ...], by_image: bool = False) -> bool:
     """Whether the kernels compute an input with the statistics of the batch or of each image, and parameters."""
-    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.numel() < least_norm(input.itemsize, by_image):
-        return False  # a small input before all else, because its layer has the least time to lose
+    if _is_dynamo_compiling() or input.__class__ not in _KINDS or input.layout is not torch.strided:
+        return False
+    if input.numel() < least_norm(input.itemsize, by_image, input.is_contiguous()):
+        return False  # before all else, because the layer of a small input has the least time to lose
     plain = (input.is_cpu and _plain()) or describes(input) is not None
-    if not plain or input.layout is not torch.strided or not native_norm_takes(input.dtype) or _is_odd(input):
+    if not plain or not native_norm_takes(input.dtype) or _is_odd(input):
         return False
     dense = input.dim() > 2 and (by_image or input.is_contiguous(memory_format=_format(input)))
     if not dense or input.numel() == input.shape[1]:  # one value of each channel is torch's error
