@@ -165,6 +165,13 @@ def test_traced_by_torch_fx_by_itself(name: str) -> None:
     torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
 
 
+def test_a_leaf_of_torch_fx_follows_eval() -> None:
+    net, x = torch.nn.Sequential(nn.ConvTranspose1dShiftQ(2, 3, 3, rounding="stochastic")), torch.randn(2, 2, 9)
+    graph: Any = torch.fx.symbolic_trace(net)
+    graph.eval()  # in training it rounds at random
+    assert torch.equal(graph(x), net(x))
+
+
 def test_repr_shows_the_options_that_were_changed() -> None:
     assert repr(nn.BinaryConv1d(1, 2, 3)) == "BinaryConv1d(1, 2, kernel_size=(3,), stride=(1,))"
     assert repr(nn.XnorConv1d(1, 2, 3, scale=False)).endswith("stride=(1,), scale=False)")

@@ -19,6 +19,7 @@ from .linear import Linear, linear
 from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .schemes import Binary, Scheme, Ternary, Xnor, quantized
 from .shift import ShiftPS, ShiftQ
+from .tracing import leaf_of_fx
 
 __all__ = [  # noqa: RUF022
     "BinaryConv1d", "BinaryConv2d", "BinaryConv3d", "BinaryConvTranspose1d", "BinaryConvTranspose2d",
@@ -123,6 +124,8 @@ class Quantized:
     def _forward_to_size(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the layer; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
         rest = () if output_size is None else (output_size,)
+        if (traced := leaf_of_fx(self, input, *rest)) is not None:
+            return traced
         weight, bias, seen = self.quantized_weight(), self.scheme.bias(self.bias), self.scheme.input(input)
         compute = linear if isinstance(self, Linear) else self._conv_forward
         if not (isinstance(self.scheme, Xnor) and self.scheme.scale_input):
