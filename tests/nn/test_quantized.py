@@ -62,6 +62,13 @@ def test_every_layer_trains_and_is_copied_saved_and_cast(name: str) -> None:
     assert not torch.equal(layer(x), y)
 
 
+def test_a_layer_whose_weight_is_computed_resets_what_torchs_does() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(nn.BinaryConv1d(2, 3, 3))
+    before = layer.bias.clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.bias, before)
+
+
 @pytest.mark.parametrize("name", [n for n in LAYERS if not n.endswith("Shift")])
 def test_a_float_models_state_fits(name: str) -> None:
     layer, _ = made(name)

@@ -108,7 +108,7 @@ class Quantized:
 
     def reset_parameters(self: Any) -> None:
         """Start again: as torch does, or as the scheme does that has other parameters."""
-        if "weight" in self._parameters:
+        if "weight" in self._parameters or self._scheme.names == ("weight",):  # which may be pruned or parametrized
             return super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad():
             self.scheme.reset_(*self.originals())
