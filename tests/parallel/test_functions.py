@@ -30,6 +30,13 @@ class Applied(nn.Module):
         return self.function(x, self.weight) if self.function.__code__.co_argcount > 1 else self.function(x)
 
 
+class Doubled(nn.Conv2d):
+    """A convolution of a user's."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight * 2, bias)
+
+
 def in_place(x: Tensor) -> Tensor:
     y = x * 2
     y += x
@@ -75,6 +82,7 @@ def modules(w: int) -> dict[str, nn.Module]:
             4, 6, (4, 2), 2, (5, 1), dilation=(2, 1), groups=2, padding_mode="circular"
         ),
         "around more on one side": convgrad.nn.Conv2d(4, 4, 3, padding=((0, 2), (1, 0)), padding_mode="circular"),
+        "around by a user": Doubled(4, 4, 3, padding=1, padding_mode="circular"),
         "around a split": convgrad.nn.BinaryConv2d(4, 4, 3, padding=3, padding_mode="circular_split"),
         "around a crop": convgrad.nn.Conv2d(4, 4, 3, padding=((3, -1), (1, 1)), padding_mode="circular"),
         "circular": nn.CircularPad2d((2, 1, 1, 3)), "circular crop": nn.CircularPad2d((2, -1, -1, 3)),

@@ -182,7 +182,8 @@ def _sharded_class(cls: Any) -> type:
         return cls._conv_forward(self, input, weight, bias)
 
     body: dict[str, Any] = {"forward": forward}
-    if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+    own = getattr(cls, "_conv_forward", forward)  # a user's may compute anything
+    if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and own.__module__.split(".")[0] in ("torch", "convgrad"):
         body["_conv_forward"] = conv_forward
     return constructors.derived_class(_sharded_class, cls, (cls,), body)
 
