@@ -99,6 +99,7 @@ def modules(w: int) -> dict[str, nn.Module]:
         "gate with a layer": Applied(lambda x, p: x * F.linear(x.mean((2, 3)), p)[..., None, None], 4, 4),
         "crop": Applied(lambda x: x[:, :, 1:-1, 2:]), "steps": Applied(lambda x: x[:, None, ..., ::2]),
         "chunk": Applied(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
+        "signs of an input": convgrad.nn.XnorConv2d(4, 4, 3, padding=1, scale_input=True),
         "channel shuffle": Applied(lambda x: x.view(3, 2, 2, 9, w).transpose(1, 2).reshape(3, 4, 9, w)),
         "stack": Applied(lambda x: torch.stack([x, x], 1)),
         "pointwise": Applied(lambda x, p: F.linear(x.permute(0, 2, 3, 1), p).permute(0, 3, 1, 2), 5, 4),
@@ -172,7 +173,7 @@ def numbers(model: nn.Module, loss: nn.Module, x: Tensor, orders: int) -> list[T
 )
 def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes, w) -> None:
     along_channels = (
-        *("softmax", "glu", "response", "shuffle", "unshuffle", "channel shuffle"),
+        *("softmax", "glu", "response", "shuffle", "unshuffle", "signs of an input", "channel shuffle"),
         *("classes", "smooth classes", "probabilities"),
     )
     expected = [f"{name} is refused" for name in along_channels] if 1 in dims else []
