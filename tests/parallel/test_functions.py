@@ -210,6 +210,7 @@ SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: 2 // (x.abs() + 1),
     lambda x: 2 % (x.abs() + 1),
     lambda x: (x > 0).sum(1),
+    lambda x: x.view(torch.int32),
     lambda x: (x > 0).to(torch.int32).mean(),
     lambda x: F.mse_loss(x, x, reduction="avg"),
     lambda x: F.cross_entropy(x, x.softmax(1), reduction="avg"),

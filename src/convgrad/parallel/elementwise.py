@@ -207,8 +207,9 @@ def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
 
 def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
     """``flatten``, ``reshape`` and their likes, where each sharded dimension stays one, wherever it then is."""
-    shape, local = func(meta_of(x), *args, **kwargs).shape, local_of(x)
-    sizes, moved = [*shape], dict[int, int]()
+    whole, local = func(meta_of(x), *args, **kwargs), local_of(x)
+    local = local if whole.dtype is x.dtype else func(local, *args, **kwargs)  # a view as another dtype
+    shape, sizes, moved = whole.shape, [*whole.shape], dict[int, int]()
     for d in shards(x):
         same = [to for to, n in enumerate(shape) if n == x.shape[d] and prod(shape[:to]) == prod(x.shape[:d])]
         same = [to for to in same if to not in moved.values()]
