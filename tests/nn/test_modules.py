@@ -150,6 +150,7 @@ def test_channels_last_sequences_transposed() -> None:
     x = torch.randn(2, 7, 4)
     for size in (None, [13], [14]):
         torch.testing.assert_close(ours(x, output_size=size), theirs(x.mT, output_size=size).mT)
+    assert ours(x, output_size=torch.Size([2, 14, 6])).shape == (2, 14, 6)
 
 
 @pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose1d"])

@@ -62,6 +62,13 @@ def test_every_layer_trains_and_is_copied_saved_and_cast(name: str) -> None:
     assert not torch.equal(layer(x), y)
 
 
+def test_a_layer_whose_weight_is_computed_resets_what_torchs_does() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(nn.BinaryConv1d(2, 3, 3))
+    before = layer.bias.clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.bias, before)
+
+
 @pytest.mark.parametrize("name", [n for n in LAYERS if not n.endswith("Shift")])
 def test_a_float_models_state_fits(name: str) -> None:
     layer, _ = made(name)
@@ -163,6 +170,13 @@ def test_a_constructor_names_its_class() -> None:
 def test_traced_by_torch_fx_by_itself(name: str) -> None:
     layer, x = made(name)
     torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
+
+
+def test_a_leaf_of_torch_fx_follows_eval() -> None:
+    net, x = torch.nn.Sequential(nn.ConvTranspose1dShiftQ(2, 3, 3, rounding="stochastic")), torch.randn(2, 2, 9)
+    graph: Any = torch.fx.symbolic_trace(net)
+    graph.eval()  # in training it rounds at random
+    assert torch.equal(graph(x), net(x))
 
 
 def test_repr_shows_the_options_that_were_changed() -> None:

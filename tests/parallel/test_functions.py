@@ -30,6 +30,13 @@ class Applied(nn.Module):
         return self.function(x, self.weight) if self.function.__code__.co_argcount > 1 else self.function(x)
 
 
+class Doubled(nn.Conv2d):
+    """A convolution of a user's."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight * 2, bias)
+
+
 def in_place(x: Tensor) -> Tensor:
     y = x * 2
     y += x
@@ -75,6 +82,7 @@ def modules(w: int) -> dict[str, nn.Module]:
             4, 6, (4, 2), 2, (5, 1), dilation=(2, 1), groups=2, padding_mode="circular"
         ),
         "around more on one side": convgrad.nn.Conv2d(4, 4, 3, padding=((0, 2), (1, 0)), padding_mode="circular"),
+        "around by a user": Doubled(4, 4, 3, padding=1, padding_mode="circular"),
         "around a split": convgrad.nn.BinaryConv2d(4, 4, 3, padding=3, padding_mode="circular_split"),
         "around a crop": convgrad.nn.Conv2d(4, 4, 3, padding=((3, -1), (1, 1)), padding_mode="circular"),
         "circular": nn.CircularPad2d((2, 1, 1, 3)), "circular crop": nn.CircularPad2d((2, -1, -1, 3)),
@@ -91,6 +99,8 @@ def modules(w: int) -> dict[str, nn.Module]:
         "gate with a layer": Applied(lambda x, p: x * F.linear(x.mean((2, 3)), p)[..., None, None], 4, 4),
         "crop": Applied(lambda x: x[:, :, 1:-1, 2:]), "steps": Applied(lambda x: x[:, None, ..., ::2]),
         "chunk": Applied(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
+        "signs of an input": convgrad.nn.XnorConv2d(4, 4, 3, padding=1, scale_input=True),
+        "channel shuffle": Applied(lambda x: x.view(3, 2, 2, 9, w).transpose(1, 2).reshape(3, 4, 9, w)),
         "stack": Applied(lambda x: torch.stack([x, x], 1)),
         "pointwise": Applied(lambda x, p: F.linear(x.permute(0, 2, 3, 1), p).permute(0, 3, 1, 2), 5, 4),
         "along a shard": Applied(lambda x, p: F.linear(x, p, p[:, 0]), 3, w),
@@ -162,7 +172,10 @@ def numbers(model: nn.Module, loss: nn.Module, x: Tensor, orders: int) -> list[T
     ],
 )
 def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes, w) -> None:
-    along_channels = "softmax", "glu", "response", "shuffle", "unshuffle", "classes", "smooth classes", "probabilities"
+    along_channels = (
+        *("softmax", "glu", "response", "shuffle", "unshuffle", "signs of an input", "channel shuffle"),
+        *("classes", "smooth classes", "probabilities"),
+    )
     expected = [f"{name} is refused" for name in along_channels] if 1 in dims else []
     wrong = processes(torch.Size(sizes).numel(), compare, dims, sizes, w, seconds=240)
     assert wrong == [expected] * len(wrong)
@@ -197,6 +210,7 @@ SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: 2 // (x.abs() + 1),
     lambda x: 2 % (x.abs() + 1),
     lambda x: (x > 0).sum(1),
+    lambda x: x.view(torch.int32),
     lambda x: (x > 0).to(torch.int32).mean(),
     lambda x: F.mse_loss(x, x, reduction="avg"),
     lambda x: F.cross_entropy(x, x.softmax(1), reduction="avg"),

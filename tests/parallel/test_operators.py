@@ -68,6 +68,7 @@ FORMS = {
     "1-D, one image": Form((1, 2, 8), (3, 2, 6), padding=(2, 4)),
     "1-D, gaps": Form((1, 2, 11), (2, 2, 3), stride=3, dilation=2, padding=(4, 0)),
     "1-D, kernel narrower than the stride": Form((2, 2, 11), (2, 2, 2), stride=3, padding=(1, -1)),
+    "1-D, cropped evenly": Form((2, 2, 9), (3, 2, 3), padding=(-1, -1)),
     "2-D": Form((2, 3, 7, 5), (4, 3, 3, 3), padding=(1, 1, 1, 1)),
     "2-D, strided, asymmetric": Form((3, 4, 9, 8), (6, 2, 3, 2), stride=2, padding=(0, 2, 1, 0), groups=2),
     "2-D, depthwise, dilated": Form((2, 6, 8, 8), (6, 1, 3, 3), padding=(2, 2, 3, 1), dilation=2, groups=6),

@@ -152,6 +152,7 @@ def scripted(module: nn.Module) -> nn.Module:
 #: A module, a plan for it, and what is said.
 REFUSED = (
     (lambda: nn.Sequential(nn.Conv2d(1, 1, 3), nn.LSTM(3, 3)), Shard(2), "module '1' .LSTM. .* has no rule for shards"),
+    (lambda: convgrad.nn.FeedbackConv2d(1, 1, 3), Shard(2), "FeedbackConv2d.* goes through another weight"),
     (nn.RReLU, Shard(2), "RReLU .* has no rule for shards"),  # it would draw as many numbers as elements
     (lambda: nn.Conv1d(1, 1, 3), Shard(3), "the plan shards dimension 3, and it works on 1 spatial dimensions"),
     (lambda: nn.MaxPool2d(2, return_indices=True), Shard(2), "return_indices counts positions of the whole"),

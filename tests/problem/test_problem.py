@@ -136,6 +136,7 @@ def test_of_tensors() -> None:
         ({"padding": "valid"}, "g2mb2ic4ih9oc6kh3"),
         ({"padding": ((1, 0), (0, -2))}, "g2mb2ic4ih9iw9oc6kh3kw3ph1:0pw0:-2"),
         ({"padding": (1, 0, 0, 2)}, "g2mb2ic4ih9iw9oc6kh3kw3ph1:0pw0:2"),
+        ({"padding": -1}, "g2mb2ic4ih9oc6kh3ph-1:-1"),
     ]
     for options, text in calls:
         assert ConvProblem.of(x, w, groups=2, **options) == ConvProblem.parse(text)
@@ -145,8 +146,12 @@ def test_of_tensors() -> None:
     assert transposed == ConvProblem.parse("mb1ic4ih9oc3oh20kh3sh2 transposed")
     with pytest.raises(convgrad.ShapeError, match="to have 2 channels, but got 4"):
         ConvProblem.of(x, w)
-    with pytest.raises(convgrad.ShapeError, match="'causal', should be one of"):
+    causal = ConvProblem.of(x[..., 0], w[..., 0], groups=2, padding="causal")
+    assert causal == ConvProblem.parse("g2mb2ic4iw9oc6ow9kw3pw2:0")
+    with pytest.raises(convgrad.ShapeError, match="'causal' is for 1-D convolutions"):
         ConvProblem.of(x, w, groups=2, padding="causal")
+    with pytest.raises(convgrad.ShapeError, match="'same' is not supported for strided"):
+        ConvProblem.of(x, w, groups=2, padding="same", stride=2)
 
 
 def test_the_constructor_says_how_to_get_a_problem() -> None:

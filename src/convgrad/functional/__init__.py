@@ -6,9 +6,9 @@ crop), or in 1-D be ``"causal"``.
 """
 
 # ruff: noqa: F403
+from ..problem import Ints as Ints
+from ..problem import Padding as Padding
 from . import _convolution, _gradients
-from ._arguments import Ints as Ints
-from ._arguments import Padding as Padding
 from ._arguments import sides_of as sides_of
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import *

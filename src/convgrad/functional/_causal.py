@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
 from ..ops import autocast_is_on
-from ._arguments import of_tensors, require_bool
+from ..problem import require_bool
+from ._arguments import of_tensors
 from ._convolution import Layout, conv2d, require_layout
 from ._silu import silu_of_rows
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..problem import conv_geometry, refuse_nested
-from ._arguments import Ints, Padding, all_arguments
+from ..problem import Ints, Padding, all_arguments, conv_geometry, refuse_nested
 from ._call import Signature, not_tensors, run, signatures
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"]

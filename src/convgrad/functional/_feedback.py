@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from ..ops import cast_operands, traced_request
-from ..problem import check_operands, check_rank
-from ._arguments import Ints, Padding, all_arguments, of_tensors
+from ..problem import Ints, Padding, all_arguments, check_operands, check_rank
+from ._arguments import of_tensors
 from ._convolution import Layout, as_images, in_one_row
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..problem import check_backward, conv_geometry, sum_of_bias
-from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
+from ..problem import Ints, Padding, check_backward, conv_geometry, require_bool, sum_of_bias
+from ._arguments import gradient_arguments, of_tensors, sizes
 from ._call import gradient
 
 __all__ = [

@@ -14,8 +14,8 @@ from torch import Tensor
 from .._compat import accumulate_dtype
 from ..ops import autocast_is_on, cast_operands
 from ..problem import Geometry, by_pytorch, check_backward, check_operands, conv_geometry, effective_kernel
-from ._arguments import Ints, Padding, gradient_arguments, of_tensors, require_bool, sizes
-from ._gradients import grad_bias, grad_weight
+from ._arguments import gradient_arguments, of_tensors, sizes
+from ._gradients import Ints, Padding, grad_bias, grad_weight, require_bool
 
 
 @of_tensors("input", "grad_output")

@@ -47,7 +47,7 @@ _RULES: dict[str, tuple[Any, Callable[[Tensor, Any], Tensor]]] = {
 }
 
 
-class _Feedback:
+class Feedback:
     """The base of the six feedback layers."""
 
     rule: str
@@ -156,17 +156,17 @@ _DOCSTRING = """`convgrad.nn.{name}` with a feedback weight for the backward pas
 
 
 # fmt: off
-class FeedbackConv1d(_Feedback, modules.Conv1d): ...
-class FeedbackConv2d(_Feedback, modules.Conv2d): ...
-class FeedbackConv3d(_Feedback, modules.Conv3d): ...
-class FeedbackConvTranspose1d(_Feedback, modules.ConvTranspose1d): ...
-class FeedbackConvTranspose2d(_Feedback, modules.ConvTranspose2d): ...
-class FeedbackConvTranspose3d(_Feedback, modules.ConvTranspose3d): ...
+class FeedbackConv1d(Feedback, modules.Conv1d): ...
+class FeedbackConv2d(Feedback, modules.Conv2d): ...
+class FeedbackConv3d(Feedback, modules.Conv3d): ...
+class FeedbackConvTranspose1d(Feedback, modules.ConvTranspose1d): ...
+class FeedbackConvTranspose2d(Feedback, modules.ConvTranspose2d): ...
+class FeedbackConvTranspose3d(Feedback, modules.ConvTranspose3d): ...
 # fmt: on
 
 #: The class of a layer, torch's or ours -> its class with feedback.
 _CLASSES: dict[type, type] = {}
-for _layer in _Feedback.__subclasses__():
+for _layer in Feedback.__subclasses__():
     _base = _layer.__mro__[2]
     _function = _base._convgrad_function.__name__
     _layer.__doc__ = _DOCSTRING.format(name=_base.__name__, function=_function, x5=", 5" * dimensions(_base))
@@ -195,7 +195,7 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: 
         ('FeedbackConvTranspose2d', torch.Size([4, 1, 3, 3]))
     """
     _check(rule)
-    classes = new_classes(model, skip, _converted, _Feedback)
+    classes = new_classes(model, skip, _converted, Feedback)
     for layer, cls in classes.values():
         layer.__class__ = cls
         layer._follow(rule)

@@ -172,14 +172,16 @@ class _ConvTranspose(_WithBackend):
     ) -> Tensor:
         if isinstance(input, Deferred):
             input = input.read()
-        size, padding = output_size, self.padding
+        size, padding, in_rows = output_size, self.padding, self._convgrad_layout == "NLC"
         if size is not None:
+            if in_rows and len(size) == input.dim():  # of all dimensions
+                size = size[-2:-1]
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
             sides = functional.sides_of(self)
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         d, stride, dilation = len(self.kernel_size), self.stride, self.dilation
-        known = input if self._convgrad_layout == "NCL" else input.transpose(-1, -2)
+        known = input.transpose(-1, -2) if in_rows else input
         more = self._output_padding(known, size, stride, padding, self.kernel_size, d, dilation)
         return self._convgrad_compute(input, weight, bias, stride, self.padding, more, self.groups, dilation)
 

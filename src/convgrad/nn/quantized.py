@@ -19,6 +19,7 @@ from .linear import Linear, linear
 from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .schemes import Binary, Scheme, Ternary, Xnor, quantized
 from .shift import ShiftPS, ShiftQ
+from .tracing import leaf_of_fx
 
 __all__ = [  # noqa: RUF022
     "BinaryConv1d", "BinaryConv2d", "BinaryConv3d", "BinaryConvTranspose1d", "BinaryConvTranspose2d",
@@ -107,7 +108,7 @@ class Quantized:
 
     def reset_parameters(self: Any) -> None:
         """Start again: as torch does, or as the scheme does that has other parameters."""
-        if "weight" in self._parameters:
+        if "weight" in self._parameters or self._scheme.names == ("weight",):  # which may be pruned or parametrized
             return super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad():
             self.scheme.reset_(*self.originals())
@@ -123,6 +124,8 @@ class Quantized:
     def _forward_to_size(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the layer; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
         rest = () if output_size is None else (output_size,)
+        if (traced := leaf_of_fx(self, input, *rest)) is not None:
+            return traced
         weight, bias, seen = self.quantized_weight(), self.scheme.bias(self.bias), self.scheme.input(input)
         compute = linear if isinstance(self, Linear) else self._conv_forward
         if not (isinstance(self.scheme, Xnor) and self.scheme.scale_input):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -205,14 +206,19 @@ def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
 
 
 def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
-    """``flatten``, ``reshape`` and their likes, where the sharded dimensions and those before them stay."""
-    shape = func(meta_of(x), *args, **kwargs).shape
-    own = shards(x)
-    if x.shape[: max(own) + 1] != shape[: max(own) + 1]:
-        raise UnsupportedError(f"{func.__name__} from {list(x.shape)} to {list(shape)} where {list(x.placements)}")
-    local = local_of(x)
-    sizes = [local.shape[d] if d in own else n for d, n in enumerate(shape)]
-    return joined_like(x, local.reshape(sizes), shape)
+    """``flatten``, ``reshape`` and their likes, where each sharded dimension stays one, wherever it then is."""
+    whole, local = func(meta_of(x), *args, **kwargs), local_of(x)
+    local = local if whole.dtype is x.dtype else func(local, *args, **kwargs)  # a view as another dtype
+    shape, sizes, moved = whole.shape, [*whole.shape], dict[int, int]()
+    for d in shards(x):
+        same = [to for to, n in enumerate(shape) if n == x.shape[d] and prod(shape[:to]) == prod(x.shape[:d])]
+        same = [to for to in same if to not in moved.values()]
+        if not same:
+            raise UnsupportedError(f"{func.__name__} from {list(x.shape)} to {list(shape)} where {list(x.placements)}")
+        moved[d] = same[0]
+        sizes[same[0]] = local.shape[d]
+    placements = [Shard(moved[p.dim]) if isinstance(p, Shard) else p for p in x.placements]
+    return joined(local.reshape(sizes), x.device_mesh, placements, shape)
 
 
 def padded(

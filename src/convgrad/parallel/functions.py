@@ -41,9 +41,9 @@ _DTENSORS = """
     __imul__ __itruediv__ size stride dim ndimension numel nelement __len__ to detach detach_ clone contiguous float
     double half bfloat16 type requires_grad_ register_hook retain_grad backward full_tensor to_local redistribute
     is_floating_point is_complex is_contiguous permute transpose movedim swapaxes unsqueeze squeeze zeros_like
-    ones_like empty_like full_like type_as item tolist __repr__ __format__ __bool__ __float__ get_device element_size
-    data_ptr register_post_accumulate_grad_hook __hash__ __deepcopy__ __get__ is_same_size storage_offset has_names
-    result_type dtype is_tensor
+    ones_like empty_like full_like new_zeros new_ones new_empty new_full type_as item tolist __repr__ __format__
+    __bool__ __float__ get_device element_size data_ptr register_post_accumulate_grad_hook __hash__
+    __deepcopy__ __get__ is_same_size storage_offset has_names result_type dtype is_tensor
 """
 
 

@@ -56,7 +56,7 @@ def part_of(work: Work, choice: Choice, mesh: DeviceMesh) -> Part:
         padding[2 * j : 2 * j + 2] = line.local(*((moved, stays) if side == "input" else (stays, moved)))
         beyond[j] = 0
         halos.append(Halo(role, dim, exchange.route(place[i]), i))
-    if not halos and all(low == high for low, high in g.padding):
+    if not halos and all(low == high >= 0 for low, high in g.padding):
         padding = padding[::2]  # as ATen can state it
     return Part(sizes, (g.stride, padding, g.dilation, g.transposed, beyond, groups), halos)
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .. import functional
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
-from ..nn import constructors
+from ..nn import constructors, feedback
 from .functions import Sharded, circular_convolution
 from .placed import joined, shards, spread
 
@@ -122,6 +122,8 @@ def _reason_against(module: nn.Module, mesh: DeviceMesh, placements: Sequence[Pl
         return None
     if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
         return "its parameters are not there yet; call it once before"
+    if isinstance(module, feedback.Feedback):
+        return "its backward pass goes through another weight, for which there is no rule"
     if name not in _NAMES:
         return "its function has no rule for shards"
     spatial = int(name[-2]) if name[-2:] in ("1d", "2d", "3d") and "Dropout" not in name else None
@@ -180,7 +182,8 @@ def _sharded_class(cls: Any) -> type:
         return cls._conv_forward(self, input, weight, bias)
 
     body: dict[str, Any] = {"forward": forward}
-    if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+    own = getattr(cls, "_conv_forward", forward)  # a user's may compute anything
+    if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and own.__module__.split(".")[0] in ("torch", "convgrad"):
         body["_conv_forward"] = conv_forward
     return constructors.derived_class(_sharded_class, cls, (cls,), body)
 

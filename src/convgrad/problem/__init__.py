@@ -1,5 +1,6 @@
 """The vocabulary: a convolution as a frozen value and a line of text, its shapes, padding, validation, derivatives."""
 
+from .arguments import Ints, Padding, all_arguments, constants, paddings, require_bool, shown
 from .calculus import CONTRACTED, Form, Role, add_bias, contract, derivative, sum_of_bias, tangent
 from .grammar import DTYPES, read_problem_file
 from .padding_modes import Sides, by_pytorch, fits, fold, is_plain, pad
@@ -30,7 +31,6 @@ from .shapes import (
     layout_of,
     padding_pairs,
     problem_of,
-    read_padding,
 )
 from .sizes import Dimension, effective_kernel, fields_of, output_length
 from .validation import check_backward, check_memory, check_operands, check_output_padding, refuse_nested

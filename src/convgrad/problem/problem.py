@@ -315,7 +315,7 @@ class ConvProblem:
         """Return the problem of a call with these tensors, of which only sizes, dtype and layout are read.
 
         Args:
-            padding: integers, ``"same"`` or ``"valid"``, or the low and the high side of each dimension.
+            stride, padding, dilation, transposed, output_padding, groups: as in `convgrad.convolution`.
 
         Shape:
             as in `convgrad.convolution`
@@ -328,7 +328,7 @@ class ConvProblem:
             >>> print(ConvProblem.of(x, w, stride=2, padding=1, groups=32))
             g32mb1ic32ih112oc32oh56kh3sh2ph1dh0
         """
-        from .shapes import problem_of_tensors
+        from .arguments import problem_of_tensors
 
         form = (stride, padding, dilation, transposed, output_padding, groups)
         return problem_of_tensors(input, weight, bias, *form)

@@ -110,20 +110,6 @@ def padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
     return tuple((p, p) for p in _expand("padding", values, d))
 
 
-def read_padding(padding: Any, dilation: Any, weight_shape: Shape, transposed: bool) -> Shape:
-    """Return padding as integers: it may be ``"same"`` or ``"valid"``, or a pair for each dimension."""
-    if isinstance(padding, str):
-        dilations = _expand("dilation", dilation, len(weight_shape) - 2)
-        totals = [(k - 1) * dil for k, dil in zip(weight_shape[2:], dilations, strict=True)]
-        halves = {"valid": [0] * (2 * len(totals)), "same": [p for t in totals for p in (t // 2, t - t // 2)]}
-        if transposed or padding not in halves:
-            raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
-        return halves[padding]
-    if isinstance(padding, int):
-        return (padding,)
-    return [side for pair in padding for side in (pair if isinstance(pair, Sequence) else (pair,))]
-
-
 # ---- shapes --------------------------------------------------------------------------------------
 
 #: A process can address 2**47 bytes.
@@ -288,16 +274,3 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
     one: Any = g._replace(padding=tuple(max(wider(low, high), 0) for low, high in g.padding))
     backend = torch._C._select_conv_backend(input, weight, None, *one)
     return torch._C._conv_determine_backend_memory_format(input, weight, backend)
-
-
-def problem_of_tensors(
-    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *rest: Any
-) -> ConvProblem:
-    """Return the problem of a call, as `ConvProblem.of`; ``rest`` is whether it is transposed, and what follows it."""
-    input = input.unsqueeze(0) if input.dim() == weight.dim() - 1 else input
-    g = conv_geometry(weight.shape, stride, read_padding(padding, dilation, weight.shape, rest[0]), dilation, *rest)
-    output_shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
-    return problem_of(
-        input.shape, weight.shape, output_shape, g, dtype=input.dtype, memory_format=layout_of(input, weight, g),
-        has_bias=bias is not None,
-    )  # fmt: skip

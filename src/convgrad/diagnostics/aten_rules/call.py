@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,11 +9,8 @@ import torch
 from torch import Tensor
 
 from ..._compat import channels_last_of, suggests_channels_last, usual_strides
-from ...errors import DtypeError
-from ...problem import INT32_MAX, ConvProblem, Geometry, conv_geometry, convolution_shape, read_padding
-
-Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
-Ints = int | Sequence[int]
+from ...errors import DtypeError, ShapeError
+from ...problem import INT32_MAX, ConvProblem, Geometry, Ints, Padding, all_arguments, conv_geometry, convolution_shape
 
 
 def short(value: torch.dtype | torch.memory_format) -> str:
@@ -95,7 +91,7 @@ class ConvCall(NamedTuple):
     @classmethod
     def of(
         cls, input: TensorSpec | Tensor, weight: TensorSpec | Tensor, bias: TensorSpec | Tensor | None = None,
-        stride: Ints = 1, padding: Padding = 0, dilation: Ints = 1, transposed: bool = False,
+        stride: Ints = 1, padding: Padding | str = 0, dilation: Ints = 1, transposed: bool = False,
         output_padding: Ints = 0, groups: int = 1, need_backward: bool | None = None,
     ) -> ConvCall:  # fmt: skip
         """Describe operands and arguments, and check them as every convolution of this library does.
@@ -104,9 +100,10 @@ class ConvCall(NamedTuple):
             ShapeError, DtypeError: operands that do not belong together.
         """
         x, w, b = TensorSpec.of(input), TensorSpec.of(weight), None if bias is None else TensorSpec.of(bias)
-        step, spread, more = [(v,) if isinstance(v, int) else tuple(v) for v in (stride, dilation, output_padding)]
-        pads = read_padding(padding, spread, w.shape, transposed)
-        g = conv_geometry(w.shape, step, pads, spread, bool(transposed), more, groups)
+        form = (stride, padding, dilation, transposed, output_padding, groups)
+        g = conv_geometry(w.shape, *all_arguments(len(w.shape) - 2, w.shape, *form))
+        if any(low == high < 0 for low, high in g.padding):  # PyTorch's one number for both sides crops nothing
+            raise ShapeError(f"negative padding is not supported, but got padding={padding}")
         convolution_shape(x.shape, w.shape, None if b is None else b.shape, g)
         for name, t in (("weight", w), ("bias", b)):
             if t is not None and t.dtype != x.dtype and not x.mkldnn:
