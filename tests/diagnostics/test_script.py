@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import convgrad
+from convgrad.diagnostics import Call, Usage
 from convgrad.models import run_script
 
 TRAIN = """
@@ -146,6 +147,13 @@ def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch
     assert run_script("script.py", csv="kernels.csv", out=io.StringIO()) == 0
     assert (tmp_path / "kernels.csv").is_file()
     assert not list(elsewhere.iterdir())
+
+
+def test_threads_that_compute_at_once_take_no_share_of_the_time(write):
+    usage, out = Usage(), io.StringIO()
+    usage.add([Call("ic1ih1oc1kh1", "forward", "aten", total=1e6)])
+    assert run_script(write("pass"), usage=usage, out=out, measure=False) == 0
+    assert "1 call, 1000.000 s in convolutions, threads added up; the script took " in out.getvalue()
 
 
 def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path, write):

@@ -138,7 +138,8 @@ def _named(call: Call) -> str:
 def screen(profile: Profile, width: int | None = 100, *, everything: bool = False) -> str:
     """Return a profile as text, no line wider than ``width``; everything: not the first five groups of layers only."""
     step, rows = profile.kind == "step" and profile.milliseconds, profile.rows
-    whole = (step, "of step") if step else (sum(row.total for row in rows), "of these")
+    every = sum(row.total for row in rows)  # which may be more than a short step, in which no call was watched
+    whole = (max(step, every), "of step") if step else (every, "of these")
     layers = Layers(rows, profile.kernels, whole, bool(profile.warnings))
     lines = [profile.finding, *profile.warnings, f"{profile.what}, on {profile.conditions}", ""]
     lines += layers.lines(width, None if everything else _FIRST)

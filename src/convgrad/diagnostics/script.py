@@ -85,8 +85,8 @@ def run_script(
             rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, which all report
             calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
             rest = f" of {wall:.3f} s ({seconds / wall:.0%}) in convolutions"
-            if children:
-                rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+            if several := _several(children, seconds > wall):
+                rest = f" in convolutions, {several} added up; the script took {wall:.3f} s"
             lines = [f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}", *watch.notes, *watch.accelerated]
             if accelerate and not watch.accelerated:
                 lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
@@ -123,6 +123,11 @@ def _processes(number: int) -> str:
     return f"{number} child process{'es' * (number != 1)}"
 
 
+def _several(children: int, threads: bool) -> str:
+    """Return what computed at the same time, where times of its parts may exceed the whole; else nothing."""
+    return _processes(children) if children else "threads" * threads
+
+
 def profile_script(
     script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = lambda _: None
 ) -> tuple[Profile, int]:
@@ -153,8 +158,8 @@ def profile_script(
     who = "the script" if stock else "convgrad"
     calls = f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels"
     finding = f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in {calls}."
-    if children := ran.get("children"):  # which run at the same time
-        finding = f"{shown(wall)} in all; {shown(usage.seconds)} in {calls}, {_processes(children)} added up."
+    if several := _several(ran.get("children", 0), usage.seconds > wall):
+        finding = f"{shown(wall)} in all; {shown(usage.seconds)} in {calls}, {several} added up."
     notes = [
         "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
         "A row's time for one call is the median of its last hundred calls.",
