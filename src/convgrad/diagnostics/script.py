@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from csv import DictReader
+from csv import DictReader, Error
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -210,8 +210,11 @@ def read_table(path: str | Path) -> list[Call]:
         OSError: it cannot be read.
         ValueError: it is none of these, or a line of it cannot be read.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    given = _lines_of_json(text) if str(path).endswith(".json") else DictReader(io.StringIO(text))
+    text = Path(path).read_text(encoding="utf-8-sig")  # with the mark that spreadsheets write
+    try:
+        given = _lines_of_json(text) if str(path).endswith(".json") else [*DictReader(io.StringIO(text))]
+    except Error as error:  # such as a quote without its end
+        raise ValueError(f"{str(path)!r} is no table: {error}") from None
     lines = [{_NAMES.get(name, name): value for name, value in line.items()} for line in given]
     if not lines or not {"outputs", "backend", "milliseconds", "problem"} <= set(lines[0]):
         what = f"it has the columns {', '.join(sorted(filter(None, lines[0])))}" if lines else "it has no line"
