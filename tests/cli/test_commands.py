@@ -284,6 +284,8 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", SMALL, "--measure", "-d", "h100"), "--measure times what is here, and no --device is"),
         (("explain", "convnext", "--rules"), "--rules shows those of layers, and a whole model is a table of them"),
         (("explain", "convnext", "--measure", "-o", "forward"), "--measure times a model's whole step"),
+        (("explain", "convnext", "--measure", "--plot", "roof.png"), "convgrad report draws it"),
+        (("explain", "convnext", "--measure", "--rules"), "--rules shows those of layers"),
         (("explain", "os:getcwd"), "'os:getcwd' returned str, not an nn.Module (hint: module:factory"),
         (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
         (("explain", ":make"), "cannot get ':make': Empty module name"),
