@@ -20,11 +20,12 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """Return a copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
+    """Return a copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``, a script)."""
     try:
-        return copy.deepcopy(model)
+        result = copy.deepcopy(model)
     except Exception:  # whatever a ``__deepcopy__`` raises; FSDP's an AssertionError
         return None
+    return result if all(p.is_leaf for p in result.parameters()) else None  # a scripted one's are functions of it
 
 
 def is_lazy(model: nn.Module) -> bool:
