@@ -124,8 +124,9 @@ def test_bench_of_the_layers_of_a_model(capsys: pytest.CaptureFixture[str]) -> N
     assert [row["output"] for row in data["problems"]] == ["forward", "grad_input", "grad_weight"]
 
 
-def test_report(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read(capsys, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
+def test_report_of_a_script_whose_process_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("script.py").write_text(f"import os\nos.system('echo a process of it')\n{SCRIPT}")
+    assert read(capfd, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
 
 
 def test_bench_of_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def command(
 
                 torch.set_num_threads(options["threads"])
             _mute[0] = as_json = options.get("as_json") is True
-            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            with _to_stderr() if as_json else nullcontext():
                 result = function(*args, **options)
             if as_json:
                 print(json_text(result.command or str(of.info.name if of else name), result.data), flush=True)
@@ -121,6 +121,15 @@ def command(
         return (of or app).command(name, **settings)(loaded)
 
     return added
+
+
+@contextmanager
+def _to_stderr() -> Generator[None, None, None]:
+    """Let what is printed in this block, by processes that are started in it, too, go to standard error."""
+    from ..diagnostics import redirected
+
+    with redirect_stdout(sys.stderr), open(2, "wb", closefd=False) as stderr, redirected(1, stderr):
+        yield
 
 
 def _load_package() -> None:
@@ -173,7 +182,7 @@ def _load_kernels(source: str, verify: bool) -> None:
     from ..check import foreign_frames, load_kernels
 
     try:
-        with redirect_stdout(sys.stderr):
+        with _to_stderr():
             load_kernels(source, verify=verify)
         script, *rest = shlex.split(source)
         there = os.path.abspath(script) if script.endswith(".py") else script
