@@ -110,6 +110,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("--input", "1x3x9x9", "script.py"), "--input is for a model, and 'script.py' is none"),
         (("--stock", "report_models:alone"), "--stock is for a script"),
         (("report_models:alone", "epochs"), "the argument 'epochs' is for a script"),
+        (("--secnds", "3", "script.py"), "there is no option '--secnds'"),
         (("report_models:alone", "--epochs"), "No such option: --epochs"),
         (("kernels.csv", "-o"), "Option '-o' requires an argument"),
         (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),

@@ -129,21 +129,25 @@ def _several(children: int, threads: bool) -> str:
 
 
 def profile_script(
-    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = lambda _: None
-) -> tuple[Profile, int]:
+    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0,
+    stage: Stage = lambda _: None, kernels: Sequence[str] = (),
+) -> tuple[Profile, int]:  # fmt: skip
     """Run a script unmodified, with every convolution taken over; return its profile and its exit status.
 
     Args:
         stock: take nothing over.
         seconds: about how long the rest may take after the script has ended.
         stage: called with a description of each stage.
+        kernels: as for `run_script`.
 
     Raises:
         FileNotFoundError: there is no such script.
         ValueError: it computed no convolution.
     """
     usage, start, ran = Usage(), time.perf_counter(), dict[str, Any]()
-    status = run_script(script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update)
+    status = run_script(
+        script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update, kernels=kernels
+    )
     wall = time.perf_counter() - start
     seen = usage.rows
     if not seen:
