@@ -21,6 +21,9 @@ def with_inputs():
     return alone(), torch.randn(4, 3, 9, 9)
 def wrong():
     return alone(), torch.randn(4, 2, 9, 9)
+class Asserting(torch.nn.Module):
+    def forward(self, x):
+        assert x is None, "no input at all"
 """
 SCRIPT = """
 import sys, torch
@@ -115,6 +118,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("kernels.csv", "-o"), "Option '-o' requires an argument"),
         (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),
         (("report_models:wrong",), "raised RuntimeError: Given groups=1"),
+        (("report_models:Asserting",), "raised AssertionError: no input at all (hint: --input states"),
         (("report_models:nothing",), "cannot get"),
         (("--seconds", "0", "script.py"), "Invalid value for '--seconds'"),
         (("--seconds", "inf", "report_models:alone"), "--seconds must be positive and finite, got inf"),

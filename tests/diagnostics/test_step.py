@@ -214,6 +214,7 @@ def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
         ("registered by the user", False, 'convgrad.unregister("sleepy")', "backend"),
         ("by rule: it is", False, "convgrad tune x", "tune"),
         ("PyTorch's own kernel", True, "convgrad.accelerate_(model)", "backend"),
+        ("PyTorch's own kernel", False, "with convgrad.takeover(): around the training loop", "backend"),
         ("by rule: it is", True, "convgrad tune x", "tune"),  # the script accelerates it
     ):
         object.__setattr__(slow, "reason", reason)

@@ -115,7 +115,9 @@ def profile_of(
     left = max(0.1, until - time.perf_counter())
     try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
+    except ValueError:  # of what cannot be profiled
+        raise
+    except Exception as error:  # of the model's own
         raise fail(
             f"{name!r} raised {type(error).__name__}: {error}",
             "--input states the shape of its input; or its function returns (model, example_inputs)",
