@@ -197,7 +197,7 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
         reasons=Counter(without_figures(r.reason) for r in rows if r.reason).most_common(),
         ends=max((m.start + m.milliseconds for m in profile.timeline), default=0.0),
         finding=profile.finding.partition(". "),
-        convolutions=sum(r.total for r in rows),
+        convolutions=sum(r.total for r in rows) or 1.0,
         pytorch=any(r.pytorch is not None for r in rows),
         limit=any(r.of_limit is not None for r in rows),
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
@@ -243,7 +243,7 @@ def described(problem: str) -> str:
     uneven = [str(pair) for pair in dict.fromkeys(p.padding) if pair[0] != pair[1]]
     words = [
         f"{'transposed ' if p.transposed else ''}{kind} {by(map(str, p.kernel_size))}",
-        f"{' to '.join(map(str, channels))} channels",
+        f"{' to '.join(map(str, channels))} channel{'s' * (channels != [1])}",
         by(map(str, p.output_size if p.transposed else p.input_size)),
         f"stride {by(map(str, p.stride))}" if set(p.stride) != {1} else "",
         f"dilation {by(map(str, p.dilation))}" if set(p.dilation) != {1} else "",
