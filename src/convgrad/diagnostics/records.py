@@ -385,6 +385,12 @@ class Usage(Trace):
             if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
                 self._layers.setdefault(computed(event.problem), {})[layer] = None
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.rows)
+
     @property
     def rows(self) -> list[Call]:
         return together([*(
