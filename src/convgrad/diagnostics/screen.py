@@ -15,6 +15,7 @@ from ..problem import ConvProblem
 from ..tables import Table, counted, wrapped
 from .pictures import by_pytorch, draw_roofline, short_names, svg
 from .records import Call, without_figures
+from .roofline import BEYOND, TOO_LOW
 
 if TYPE_CHECKING:
     from .profile import Change, Kernel, Profile
@@ -114,6 +115,8 @@ class Layers:
             result.append(f"and {counted(len(more), 'group')} of equal layers more{part}: --all shows them")
         if any(side.unsure for group in groups for side in group):
             result.append("?: not to be compared: a busy machine, too few times, or ones that vary too much.")
+        if any(side.total and (side.least or 0) / side.total > BEYOND for group in groups for side in group):
+            result.append(TOO_LOW)
         count = counted(sum(len(group[0].first.layers) for group in self.groups), "layer")
         for kernel in self.kernels:
             refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
