@@ -108,7 +108,7 @@ def test_a_model_without_a_convolution_or_a_copy() -> None:
     net = nn.Conv1d(2, 2, 3)
     net.kept = net.weight * 2
     for cannot in (net, torch.jit.script(nn.Conv1d(2, 2, 3))):
-        with pytest.raises(ValueError, match="cannot be copied$"):
+        with pytest.raises(ValueError, match=r"cannot be copied$"):
             profile_model(cannot, torch.ones(1, 2, 5), seconds=0.1)
     with pytest.raises(ValueError, match="cannot be copied before its first call"):
         profile_model(nn.Sequential(nn.LazyBatchNorm1d(), nn.Conv1d(2, 2, 3)), torch.ones(1, 2, 5), seconds=0.1)

@@ -80,7 +80,9 @@ def run_script(
                 return
             wall, (children, cut) = time.perf_counter() - start, watch.gather()
             if trace_to is not None and not watch.notes:
-                watch.notes.append("no trace: no process came to the third step of an optimizer outside of a profiler of its own")
+                watch.notes.append(
+                    "no trace: no process came to the third step of an optimizer outside of a profiler of its own"
+                )
             who = {"takeover": "convgrad's choice", "stock": "the script's own choice"}.get(how, "accelerate_")
             rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, which all report
             calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
