@@ -58,6 +58,7 @@ def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
     monkeypatch.setattr("convgrad.diagnostics.records.measure_limits", measured.append)
     assert known(2.5, 2.0) == [busy]  # 2 ms at best
     assert known(1.0, measure=False) == [busy]
+    assert limited([Call(P, "forward", "native:winograd winograd", milliseconds=1.0)])[1] == [busy]
     assert known(2.5, 1.0, 0.9) == [idle]
     assert measured == [torch.float32]
 

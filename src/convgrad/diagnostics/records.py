@@ -206,7 +206,8 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 
     result = [known(call.device, call.convolution.dtype) for call in calls]
     compared = [call.against(limits) for call, limits in zip(calls, result, strict=True)]
-    beyond = {call.convolution.dtype for call in compared if call.device == "cpu" and call.beyond}
+    direct = [call for call in compared if "winograd" not in call.backend]  # its algorithm multiplies less
+    beyond = {call.convolution.dtype for call in direct if call.device == "cpu" and call.beyond}
     if measure and beyond:
         for dtype in beyond:
             measure_limits(dtype)
