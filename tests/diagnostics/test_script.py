@@ -125,6 +125,17 @@ def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(capsys,
     assert "1 call," in err.split("ZeroDivisionError")[1]
 
 
+def test_an_interrupt_within_a_kernel_is_shown_where_the_script_called_it(capsys, write):
+    path = write(
+        "import torch\nfrom convgrad.engine import observing\ndef interrupt(_): raise KeyboardInterrupt\n"
+        "with observing(interrupt): torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n"
+    )
+    assert run_script(path, measure=False) == 130
+    err = capsys.readouterr().err
+    assert "line 4, in <module>" in err
+    assert "plan.py" not in err.split("KeyboardInterrupt")[0]
+
+
 def test_a_script_that_does_not_parse_or_is_not_there(capsys, write):
     path = write("a = )")
     assert run_script(path, out=io.StringIO()) == 1
