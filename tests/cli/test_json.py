@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,12 @@ def test_bench(capsys: pytest.CaptureFixture[str], args: tuple[str, ...]) -> Non
 def test_bench_of_the_layers_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     data = read(capsys, "bench", "layers", "factory_for_json:make", "--input", "1x3x9x9", "--seconds", "0.01", "--json")
     assert [row["output"] for row in data["problems"]] == ["forward", "grad_input", "grad_weight"]
+
+
+def test_standard_error_may_be_closed() -> None:
+    command = ["sh", "-c", '"$0" -m convgrad names conv2d --json 2>&-', sys.executable]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert valid("names", done.stdout)["data"]["name"] == "conv2d"
 
 
 def test_report_of_a_script_whose_process_prints(capfd: pytest.CaptureFixture[str]) -> None:

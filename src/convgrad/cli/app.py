@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
@@ -128,7 +128,9 @@ def _to_stderr() -> Generator[None, None, None]:
     """Let what is printed in this block, by processes that are started in it, too, go to standard error."""
     from ..diagnostics import redirected
 
-    with redirect_stdout(sys.stderr), open(2, "wb", closefd=False) as stderr, redirected(1, stderr):
+    with redirect_stdout(sys.stderr), ExitStack() as opened:
+        with suppress(OSError):  # one of the two is closed
+            opened.enter_context(redirected(1, opened.enter_context(open(2, "wb", closefd=False))))
         yield
 
 
