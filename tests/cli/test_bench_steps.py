@@ -56,6 +56,9 @@ def nothing():
 def pair():
     return volumes, (torch.randn(2, 2, 6, 6, 7),)
 
+def interrupted():
+    raise KeyboardInterrupt
+
 net = nn.Conv2d(3, 4, 3)
 """
 
@@ -93,6 +96,15 @@ def test_each_form_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert f"{float(r['milliseconds']):.4g}" in printed
     assert found[0]["speedup"] == ""
     assert float(found[1]["low"]) <= float(found[1]["speedup"]) <= float(found[1]["high"])
+
+
+def test_interrupted_it_prints_and_writes_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "steps", "own_models:pair", "own_models:interrupted", "--seconds", "0.2", "--csv", "steps.csv"]
+    assert run(command) == 130
+    assert Path("steps.csv").read_text(encoding="utf-8").count("own_models:pair") >= 2
+    printed, said = capsys.readouterr()
+    assert "convgrad: interrupted" in said
+    assert "own_models:pair  PyTorch" in printed
 
 
 @pytest.mark.parametrize("factory", ["words", "pair", "net"])

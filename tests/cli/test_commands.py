@@ -271,7 +271,7 @@ def test_explain_a_known_model(capsys) -> None:
             f"is a script, not a file of problems (hint: --kernels {__file__} before the command loads",
         ),
         (("explain", "absent.py"), "there is no file 'absent.py'"),
-        (("explain", __file__), "is a file, not a model"),
+        (("explain", __file__), "is a file, not a model (hint: run, report and tune take scripts)"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
         (("names", ""), "called ''; there are conv1d"),
         (("names", "nonsense"), "'nonsense'; there are conv"),  # and not 'ones'
@@ -284,6 +284,8 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", SMALL, "--measure", "-d", "h100"), "--measure times what is here, and no --device is"),
         (("explain", "convnext", "--rules"), "--rules shows those of layers, and a whole model is a table of them"),
         (("explain", "convnext", "--measure", "-o", "forward"), "--measure times a model's whole step"),
+        (("explain", "convnext", "--measure", "--plot", "roof.png"), "convgrad report draws it"),
+        (("explain", "convnext", "--measure", "--rules"), "--rules shows those of layers"),
         (("explain", "os:getcwd"), "'os:getcwd' returned str, not an nn.Module (hint: module:factory"),
         (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
         (("explain", ":make"), "cannot get ':make': Empty module name"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,8 +126,15 @@ def test_bench_of_the_layers_of_a_model(capsys: pytest.CaptureFixture[str]) -> N
     assert [row["output"] for row in data["problems"]] == ["forward", "grad_input", "grad_weight"]
 
 
-def test_report(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read(capsys, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
+def test_standard_error_may_be_closed() -> None:
+    command = ["sh", "-c", '"$0" -m convgrad names conv2d --json 2>&-', sys.executable]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert valid("names", done.stdout)["data"]["name"] == "conv2d"
+
+
+def test_report_of_a_script_whose_process_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("script.py").write_text(f"import os\nos.system('echo a process of it')\n{SCRIPT}")
+    assert read(capfd, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
 
 
 def test_bench_of_steps(capsys: pytest.CaptureFixture[str]) -> None:

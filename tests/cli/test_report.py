@@ -21,6 +21,9 @@ def with_inputs():
     return alone(), torch.randn(4, 3, 9, 9)
 def wrong():
     return alone(), torch.randn(4, 2, 9, 9)
+class Asserting(torch.nn.Module):
+    def forward(self, x):
+        assert x is None, "no input at all"
 """
 SCRIPT = """
 import sys, torch
@@ -110,10 +113,12 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("--input", "1x3x9x9", "script.py"), "--input is for a model, and 'script.py' is none"),
         (("--stock", "report_models:alone"), "--stock is for a script"),
         (("report_models:alone", "epochs"), "the argument 'epochs' is for a script"),
+        (("--secnds", "3", "script.py"), "there is no option '--secnds'"),
         (("report_models:alone", "--epochs"), "No such option: --epochs"),
         (("kernels.csv", "-o"), "Option '-o' requires an argument"),
         (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),
         (("report_models:wrong",), "raised RuntimeError: Given groups=1"),
+        (("report_models:Asserting",), "raised AssertionError: no input at all (hint: --input states"),
         (("report_models:nothing",), "cannot get"),
         (("--seconds", "0", "script.py"), "Invalid value for '--seconds'"),
         (("--seconds", "inf", "report_models:alone"), "--seconds must be positive and finite, got inf"),

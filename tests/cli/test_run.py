@@ -1,6 +1,7 @@
 """``convgrad run``: its own options stand before the script, everything behind belongs to the script."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,10 @@ def test_a_process_that_the_script_starts_has_the_kernels_of_the_command(tmp_pat
     assert run(["--kernels", "kernels.py one more", "run", "--no-limit", "--csv", "x.csv", "script.py"]) == 0
     (row,) = csv.DictReader((tmp_path / "x.csv").read_text(encoding="utf-8").splitlines())
     assert (row["backend"], row["calls"]) == ("mine", "2")
+    monkeypatch.chdir(tmp_path)
+    assert run(["--kernels", "kernels.py one more", "report", "--seconds", "0.1", "-o", "x.json", "script.py"]) == 0
+    (row,) = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["rows"]
+    assert (row["backend"], row["calls"]) == ("mine", 2)
 
 
 def test_two_ways_at_once_are_refused(script, capsys):

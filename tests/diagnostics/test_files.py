@@ -55,6 +55,15 @@ def test_the_json_of_a_run_holds_the_same(tmp_path, of_limit: float | None) -> N
     assert profile_table(tmp_path / "run.json").finding.startswith("8 calls of convolutions, ")
 
 
+def test_a_table_that_a_spreadsheet_wrote_and_one_that_is_no_text(tmp_path) -> None:
+    path = tmp_path / "kernels.csv"
+    path.write_text("layer,output,backend,mean ms,problem\nstem,forward,aten,2,ic2ih3oc2kh1\n", encoding="utf-8-sig")
+    assert profile_table(path).rows[0].layers == ("stem",)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"kernels\.csv"):
+        profile_table(path)
+
+
 def test_a_call_that_took_next_to_no_time(tmp_path) -> None:
     path = tmp_path / "kernels.csv"
     columns = "calls,output,backend,layout,total ms,mean ms,share,of limit,problem"
@@ -97,6 +106,7 @@ HEAD = "calls,output,backend,mean ms,problem\n"
         ("other.csv", f"{HEAD}1,forward,aten,nan,ic2ih3oc2kh1\n", "nan"),
         ("other.csv", f"{HEAD}1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
         ("other.csv", f"{HEAD}1,forward\n", ""),
+        ("other.csv", f'{HEAD}1,"{"x" * 200_000}', "field larger"),
         ("deep.json", "[" * 100_000 + "]" * 100_000, ""),
         ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": [{"calls": "x"}]}}), ""),
         ("run.json", json.dumps({"schema": "convgrad run", "data": {"rows": 7}}), ""),

@@ -140,6 +140,13 @@ def test_a_script_names_its_layers_and_writes_its_third_step(tmp_path, steps):
     assert [names.count(name) for name in ("Sequential", "0", "1.2", "1.2 (backward)")] == [1, 1, 1, 1]
 
 
+def test_a_script_may_have_a_profiler_of_its_own(tmp_path):
+    script, out = tmp_path / "script.py", io.StringIO()
+    script.write_text(SCRIPT.replace("\nfor", "\nwith torch.profiler.profile():\n  for").replace("\n    ", "\n      "))
+    assert run_script(str(script), ["4"], out=out, measure=False, trace=tmp_path / "step.json") == 0
+    assert "third step of an optimizer outside of a profiler of its own" in out.getvalue()
+
+
 @pytest.mark.skipif(bool(convgrad.backends.why_absent()), reason="needs the compiled kernels")
 def test_a_normalization_is_computed_with_its_activation_all_the_same() -> None:
     net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="the extra [report] brings jinja2 and m
 
 from convgrad.report import Profile
 
-from .example import example, slower
+from .example import example, row, slower
 
 VOID = {"meta", "wbr", "br", "hr", "img", "link", "input"}
 
@@ -139,6 +139,12 @@ def test_a_script_and_a_table_have_fewer_sections(kind: str) -> None:
     names = [a["aria-labelledby"] for t, a in tree.elements if t == "section"]
     assert names == ([] if kind == "table" else ["whole", "avoidable"]) + ["roof", "time", "each", "machine"]
     assert ("Nothing avoidable was found." in tree.text) is (kind == "run")
+
+
+def test_rows_without_a_time_have_no_share() -> None:
+    rows = (row("ic1ih3oc1kh1", "forward", "aten", float("inf")),)
+    page = replace(example(), kind="table", rows=rows, timeline=(), variants=(), costs=()).to_html()
+    assert "1\N{NO-BREAK SPACE}channel," in page
 
 
 def test_in_a_notebook_it_is_the_page_in_a_frame(monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """A profile as data: written, read back, refused, compared."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,10 @@ def test_as_text() -> None:
     assert "blocks.13.depthwise" not in text  # not among those that matter most
     assert "23 groups of equal layers more" in text
     assert "blocks.13.depthwise" in example().text(everything=True)
+    beyond = replace(example(), rows=(row("ic2ih9oc2kh1", "forward", "aten", 1.2),))
+    assert ("limit that is stored is too low" in str(beyond), "too low" in text) == (True, False)
+    short = replace(example(), milliseconds=0.001)  # in which no call was watched
+    assert max(float(part) for part in re.findall(r"([\d.]+)%", short.text())) <= 100
     for width in (80, 100):
         assert max(map(len, example().text(width).splitlines())) <= width
 

@@ -32,6 +32,8 @@ def test_roofline() -> None:
     fast = Limits(1e9, 1e12, "float32", "test")
     assert fast.seconds(depthwise) == pytest.approx(4 * (6400 + 288) * 1e-9)
     assert fast.bound(depthwise) == "memory"
+    assert one.seconds(depthwise.replace(dtype=torch.complex64)) == pytest.approx(3 * 57600e-9)
+    assert limits._arithmetic(torch.complex128, CPU) == torch.float64
     p, a_number_a_second = ConvProblem.parse("mb1ic1iw4oc1kw1"), Limits(4.0, 1e30, "float32", "test")
     assert a_number_a_second.seconds(p, ("forward",)) == 4 + 1 + 4
     assert a_number_a_second.seconds(p, ("grad_input", "grad_weight", "grad_bias")) == 9 + 5  # operands are read once

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import convgrad
+from convgrad.diagnostics import Call, Usage
 from convgrad.models import run_script
 
 TRAIN = """
@@ -124,6 +125,17 @@ def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(capsys,
     assert "1 call," in err.split("ZeroDivisionError")[1]
 
 
+def test_an_interrupt_within_a_kernel_is_shown_where_the_script_called_it(capsys, write):
+    path = write(
+        "import torch\nfrom convgrad.engine import observing\ndef interrupt(_): raise KeyboardInterrupt\n"
+        "with observing(interrupt): torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n"
+    )
+    assert run_script(path, measure=False) == 130
+    err = capsys.readouterr().err
+    assert "line 4, in <module>" in err
+    assert "plan.py" not in err.split("KeyboardInterrupt")[0]
+
+
 def test_a_script_that_does_not_parse_or_is_not_there(capsys, write):
     path = write("a = )")
     assert run_script(path, out=io.StringIO()) == 1
@@ -146,6 +158,13 @@ def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch
     assert run_script("script.py", csv="kernels.csv", out=io.StringIO()) == 0
     assert (tmp_path / "kernels.csv").is_file()
     assert not list(elsewhere.iterdir())
+
+
+def test_threads_that_compute_at_once_take_no_share_of_the_time(write):
+    usage, out = Usage(), io.StringIO()
+    usage.add([Call("ic1ih1oc1kh1", "forward", "aten", total=1e6)])
+    assert run_script(write("pass"), usage=usage, out=out, measure=False) == 0
+    assert "1 call, 1000.000 s in convolutions, threads added up; the script took " in out.getvalue()
 
 
 def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path, write):

@@ -80,7 +80,7 @@ def test_the_other_layout_is_tried_where_there_is_one() -> None:
     for model, input, forms, why in (
         (net, x, both, ""),
         (net, x.to(memory_format=torch.channels_last), both[:2], "the inputs are in another layout already"),
-        (nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5), both[:2], "the model has no convolution over images or volumes"),
+        (nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5), both[:2], "the model has no layer that convolves images or volumes"),
     ):
         models, _, reason = _forms(model, input)
         assert (list(models), reason) == (forms, why)
@@ -107,8 +107,11 @@ def test_a_model_without_a_convolution_or_a_copy() -> None:
         profile_model(nn.Linear(3, 3), torch.ones(1, 3), seconds=0.1)
     net = nn.Conv1d(2, 2, 3)
     net.kept = net.weight * 2
-    with pytest.raises(ValueError, match="cannot be copied"):
-        profile_model(net, torch.ones(1, 2, 5), seconds=0.1)
+    for cannot in (net, torch.jit.script(nn.Conv1d(2, 2, 3))):
+        with pytest.raises(ValueError, match=r"cannot be copied$"):
+            profile_model(cannot, torch.ones(1, 2, 5), seconds=0.1)
+    with pytest.raises(ValueError, match="cannot be copied before its first call"):
+        profile_model(nn.Sequential(nn.LazyBatchNorm1d(), nn.Conv1d(2, 2, 3)), torch.ones(1, 2, 5), seconds=0.1)
 
 
 SCRIPT = """
@@ -211,6 +214,7 @@ def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
         ("registered by the user", False, 'convgrad.unregister("sleepy")', "backend"),
         ("by rule: it is", False, "convgrad tune x", "tune"),
         ("PyTorch's own kernel", True, "convgrad.accelerate_(model)", "backend"),
+        ("PyTorch's own kernel", False, "with convgrad.takeover(): around the training loop", "backend"),
         ("by rule: it is", True, "convgrad tune x", "tune"),  # the script accelerates it
     ):
         object.__setattr__(slow, "reason", reason)

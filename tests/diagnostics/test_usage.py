@@ -27,6 +27,7 @@ def test_the_most_expensive_comes_first_and_what_is_left_out_is_summed() -> None
     usage = used((one, 1e-3), (two, 3e-3), (three, 2e-3), (one, 1.5e-3))
     found = [(row.convolution.batch, row.calls, row.total) for row in usage.rows]
     assert found == [(2, 1, 3), (1, 2, pytest.approx(2.5)), (3, 1, 2)]
+    assert ([*usage], len(usage)) == (usage.rows, 3)
     assert usage.table(first=3) == usage.table()
     _, first, more, total = [line.split() for line in usage.table(first=1).splitlines()][:4]
     assert first[-1].startswith("g1mb2")
@@ -57,6 +58,7 @@ def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:
     monkeypatch.setattr("convgrad.diagnostics.records.measure_limits", measured.append)
     assert known(2.5, 2.0) == [busy]  # 2 ms at best
     assert known(1.0, measure=False) == [busy]
+    assert limited([Call(P, "forward", "native:winograd winograd", milliseconds=1.0)])[1] == [busy]
     assert known(2.5, 1.0, 0.9) == [idle]
     assert measured == [torch.float32]
 

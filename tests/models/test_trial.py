@@ -1,5 +1,7 @@
 """A model whose layouts are timed on example inputs: nothing of that stays."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,18 @@ def test_a_step_has_a_backward_wherever_it_runs_and_of_complex_outputs_too(aroun
     with around():
         (gradient,) = step()
     assert torch.equal(gradient, torch.full((2, 2, 3), 3 + 3j))
+
+
+def test_a_step_has_a_backward_of_outputs_in_a_dataclass():
+    @dataclass
+    class Outputs:
+        logits: torch.Tensor
+
+    class Net(nn.Conv1d):
+        def forward(self, x):
+            return Outputs(super().forward(x))
+
+    assert len(training_step(Net(2, 2, 3), torch.ones(1, 2, 5))()) == 2
 
 
 def test_the_parameters_of_a_sharded_model_are_those_that_are_trained(tmp_path):

@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
@@ -112,7 +112,7 @@ def command(
 
                 torch.set_num_threads(options["threads"])
             _mute[0] = as_json = options.get("as_json") is True
-            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            with _to_stderr() if as_json else nullcontext():
                 result = function(*args, **options)
             if as_json:
                 print(json_text(result.command or str(of.info.name if of else name), result.data), flush=True)
@@ -121,6 +121,17 @@ def command(
         return (of or app).command(name, **settings)(loaded)
 
     return added
+
+
+@contextmanager
+def _to_stderr() -> Generator[None, None, None]:
+    """Let what is printed in this block, by processes that are started in it, too, go to standard error."""
+    from ..diagnostics import redirected
+
+    with redirect_stdout(sys.stderr), ExitStack() as opened:
+        with suppress(OSError):  # one of the two is closed
+            opened.enter_context(redirected(1, opened.enter_context(open(2, "wb", closefd=False))))
+        yield
 
 
 def _load_package() -> None:
@@ -173,7 +184,7 @@ def _load_kernels(source: str, verify: bool) -> None:
     from ..check import foreign_frames, load_kernels
 
     try:
-        with redirect_stdout(sys.stderr):
+        with _to_stderr():
             load_kernels(source, verify=verify)
         script, *rest = shlex.split(source)
         there = os.path.abspath(script) if script.endswith(".py") else script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from operator import itemgetter
 from typing import Annotated, Any
 
@@ -113,6 +114,7 @@ def steps(
     """
     import torch
 
+    from ..diagnostics import Variant
     from ..engine.measure import Ratio, conditions, keep_memory
     from .problem_arguments import read_problems
     from .report import profile_of
@@ -122,16 +124,21 @@ def steps(
     place, of = device_here(device), OfModel(shape, dtype, layout == "channels_last")
     rows: list[dict[str, Any]] = []
     warnings: dict[str, list[str]] = {}
-    for name in models:
-        with torch.autocast(place.type, torch.bfloat16, enabled=autocast):
-            if measure:
-                given, _ = read_problems([name], models=(place, of), linear=True)
-                measure_all([*dict.fromkeys(jobs_of(given))], place)
-            profile = profile_of(name, place, of, seconds)
-        say("\n".join([f"{name}: {profile.finding}", *profile.warnings]))
-        if profile.warnings:
-            warnings[name] = [*profile.warnings]
-        rows += [{"model": name, **vars(variant)} for variant in profile.variants]
+    interrupted = False
+    try:
+        for name in models:
+            with torch.autocast(place.type, torch.bfloat16, enabled=autocast):
+                if measure:
+                    given, _ = read_problems([name], models=(place, of), linear=True)
+                    measure_all([*dict.fromkeys(jobs_of(given))], place)
+                profile = profile_of(name, place, of, seconds)
+            say("\n".join([f"{name}: {profile.finding}", *profile.warnings]))
+            if profile.warnings:
+                warnings[name] = [*profile.warnings]
+            rows += [{"model": name, **vars(variant)} for variant in profile.variants]
+    except KeyboardInterrupt:
+        interrupted = True
+        say("convgrad: interrupted", sys.stderr)
     say(Table(rows, {
         "model": (itemgetter("model"), ""),
         "step": (itemgetter("name"), ""),
@@ -142,5 +149,6 @@ def steps(
     said = conditions(str(place))
     say(said)
     if as_csv is not None:
-        as_csv.write_text(csv_text([[*rows[0]], *(row.values() for row in rows)]), encoding="utf-8")
-    return Result({"conditions": said, "steps": rows, "warnings": warnings})
+        titles = ["model", *Variant.__annotations__]
+        as_csv.write_text(csv_text([titles, *(row.values() for row in rows)]), encoding="utf-8")
+    return Result({"conditions": said, "steps": rows, "warnings": warnings}, 130 * interrupted)

@@ -23,7 +23,8 @@ _CHECKED_FLOPS = 2_000_000  # the definition is slow: a large problem is checked
 _HOW_TO_READ = (
     "PyTorch's time is its median over all rounds; speed is the median of the ratios inside a round, with its 95 % "
     "interval; the backend's time is PyTorch's divided by it. Of the limit: the part of what this machine can do at "
-    "best, by its memory and its arithmetic (convgrad explain shows both); above 100 % the operands came from a cache."
+    "best, by its memory and its arithmetic (convgrad explain shows both); above 100 % the operands came from a "
+    "cache, or the kernel multiplies less (Winograd's)."
 )
 
 #: One output of a problem computed by one backend: the columns of the CSV; None and "" where it was not timed.

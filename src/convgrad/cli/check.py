@@ -157,7 +157,7 @@ def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], 
         except KeyboardInterrupt:
             ended = False
     avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if findings else ""
-    say(f"{'' if ended else 'interrupted after '}PyTorch's kernels on {done} problems with poisoned memory: "
+    say(f"{'' if ended else 'interrupted after '}PyTorch's kernels on {counted(done)} with poisoned memory: "
         f"{len(findings)} found wrong beyond what is known (convgrad info --all){avoided}")  # fmt: skip
     return findings, ended
 

@@ -62,15 +62,18 @@ def explain_command(
     places, outputs, single = [_place(text) for text in device or ["here"]], outputs_named(output), is_problem(what)
     if measure and not any(machine.is_here for machine, *_ in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
+    if rules and not (layer or single):
+        raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
     if measure and not (layer or single):
-        if output or len(places) > 1:
-            raise fail("--measure times a model's whole step, here, every output", "name some layers with --layer")
+        if output or plot or len(places) > 1:
+            raise fail(
+                "--measure times a model's whole step, here, every output; convgrad report draws it",
+                "name some layers with --layer",
+            )
         ((machine, stated, last),) = places
         profile = profile_of(what, device_here(machine.device_type), _stated(of, stated, last))
         say(profile.text(min(width(), 100), everything=everything))
         return Result(profile.to_dict(), command="report")
-    if rules and not (layer or single):
-        raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
     models: list[ModelExplanation] = []
     answers: list[Explanation] = []
     for machine, stated, last in places:

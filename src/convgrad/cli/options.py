@@ -55,8 +55,15 @@ def no_file(what: str) -> tuple[str, str]:
     return f"there is no file {what!r}", f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
 
 
+def no_option(what: str) -> None:
+    """Refuse a name before a script's that looks like an option, and is none of the command's."""
+    if what.startswith("-") and not Path(what).exists():
+        raise fail(f"there is no option {what!r}", "see --help of the command; options of the script stand behind it")
+
+
 def is_script(what: str) -> bool:
     """Whether a script is meant, which has to be there."""
+    no_option(what)
     if what.endswith(".py") and not Path(what).is_file():
         raise fail(*no_file(what))
     return what.endswith(".py")

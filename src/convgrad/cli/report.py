@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import options
-from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, say, width
+from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, loaded_kernels, say, width
 from .models import MODELS, with_inputs
 from .options import OfModel, is_script, writable
 
@@ -81,7 +81,9 @@ def report(
     stage = (status_line := Console(stderr=True).status("starting")).update
     with status_line if sys.stderr.isatty() else nullcontext():
         if of_script:
-            profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
+            profile, status = profile_script(
+                what, args or (), stock=stock, seconds=seconds, stage=stage, kernels=loaded_kernels
+            )
         elif is_table:
             profile = profile_table(what)
         elif Path(what).is_file():
@@ -113,7 +115,9 @@ def profile_of(
     left = max(0.1, until - time.perf_counter())
     try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=left, stage=stage)
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
+    except ValueError:  # of what cannot be profiled
+        raise
+    except Exception as error:  # of the model's own
         raise fail(
             f"{name!r} raised {type(error).__name__}: {error}",
             "--input states the shape of its input; or its function returns (model, example_inputs)",

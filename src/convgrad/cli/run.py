@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import Result, command, fail, json_text, loaded_kernels, width
-from .options import CsvFile, JsonFile, file
+from .options import CsvFile, JsonFile, file, no_option
 
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -49,8 +49,7 @@ def run_command(
     """
     from ..diagnostics import run_script
 
-    if script.startswith("-") and not Path(script).exists():
-        raise fail(f"there is no option {script!r}", "see convgrad run --help; options of the script stand behind it")
+    no_option(script)
     if stock and accelerate:
         raise fail("--stock and --accelerate exclude each other")
     try:

@@ -13,7 +13,7 @@ import typer
 
 from ..tables import Table, counted
 from . import options
-from .app import BeforeAScript, Result, command, device_here, fail, progress, say, width
+from .app import BeforeAScript, Result, command, device_here, fail, loaded_kernels, progress, say, width
 from .check import search_and_record
 from .models import MODELS
 from .options import OfModel, is_script
@@ -125,7 +125,8 @@ def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, d
         return jobs_of(read_problems([what], models=(place, of), linear=True)[0])
     of.only_for(False, what)
     seen = Usage()
-    data["script_status"] = status = run_script(what, args, measure=False, width=width(), usage=seen)
+    status = run_script(what, args, measure=False, width=width(), usage=seen, kernels=loaded_kernels)
+    data["script_status"] = status
     if not seen.rows:
         raise fail(f"{what} computed no convolution (its exit status is {status})")
     calls = ((row.direction == "forward", jobs_of([row.convolution])) for row in seen.rows)

@@ -11,6 +11,7 @@ from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .layers import current_layer, layer_ranges
 from .measure import Load, compared, measured, requested
+from .onednn_log import redirected
 from .pictures import by_pytorch, draw_roofline, svg
 from .records import Call, Trace, Usage, limited, trace, without_figures
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
@@ -27,7 +28,8 @@ __all__ = [
     "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
-    "requested", "run_script", "select_conv_backend", "svg", "trace", "watch_this_process", "without_figures",
+    "redirected", "requested", "run_script", "select_conv_backend", "svg", "trace", "watch_this_process",
+    "without_figures",
 ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .._compat import profiler_enabled
 from ..check import load_kernels
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
@@ -128,9 +129,13 @@ def third_step(path: Path, watch: Watch) -> Iterator[None]:
             profiler.export_chrome_trace(str(path))
             watch.notes.append(f"the third training step, for Perfetto or chrome://tracing: {path}")
 
+    def step(*_: object) -> None:
+        if profiler.step_num > 1 or not profiler_enabled():  # one of the script's: two at once are an error
+            profiler.step()
+
     plan = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
-        hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
+        hook = register_optimizer_step_post_hook(step)
         try:
             yield
         finally:

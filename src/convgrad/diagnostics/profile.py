@@ -176,9 +176,9 @@ class Profile(Before):
             OSError: it cannot be read.
             ValueError: there is none.
         """
-        text = Path(path).read_text(encoding="utf-8")
-        embedded = _DATA.search(text)
         try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+            embedded = _DATA.search(text)
             return cls.from_dict(read_json(embedded[1] if embedded else text))
         except json.JSONDecodeError:
             raise ValueError(f"{str(path)!r}: this is neither a page nor a JSON file of a convgrad report") from None

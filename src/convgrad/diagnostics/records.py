@@ -206,7 +206,8 @@ def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], li
 
     result = [known(call.device, call.convolution.dtype) for call in calls]
     compared = [call.against(limits) for call, limits in zip(calls, result, strict=True)]
-    beyond = {call.convolution.dtype for call in compared if call.device == "cpu" and call.beyond}
+    direct = [call for call in compared if "winograd" not in call.backend]  # its algorithm multiplies less
+    beyond = {call.convolution.dtype for call in direct if call.device == "cpu" and call.beyond}
     if measure and beyond:
         for dtype in beyond:
             measure_limits(dtype)
@@ -384,6 +385,12 @@ class Usage(Trace):
             self._now.append((one, time.perf_counter() - event.seconds, event.seconds))
             if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
                 self._layers.setdefault(computed(event.problem), {})[layer] = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.rows)
 
     @property
     def rows(self) -> list[Call]:

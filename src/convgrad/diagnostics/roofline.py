@@ -22,7 +22,7 @@ from .aten_rules import Machine, short
 BEYOND = 1.05
 TOO_LOW = (
     "Above 100 %, the limit that is stored is too low, for this machine was busy when it was measured (convgrad info "
-    "--measure does it again), or the operands came from a cache."
+    "--measure does it again), the operands came from a cache, or the kernel multiplies less (Winograd's)."
 )
 
 
@@ -128,8 +128,9 @@ def of_usual_speed(dtype: torch.dtype) -> float | None:
 
 def _arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype in which this machine multiplies: 16-bit numbers are widened where a CPU has no instructions for them,
-    and there is no matrix product to measure for integers.
+    complex ones are pairs of real ones, and there is no matrix product to measure for integers.
     """
+    dtype = dtype.to_real() if dtype.is_complex else dtype
     if not dtype.is_floating_point:
         return torch.float32
     widened = device.type == "cpu" and dtype.itemsize == 2 and not onednn_has(dtype)

@@ -77,8 +77,10 @@ def costs_of_rows(
                 remedy = f"leave out the request for {row.backend_name!r} (use_backend, backend=)"
             elif row.reason.startswith("registered by the user"):
                 remedy = f'convgrad.unregister("{row.backend_name}")'
-            elif not stock or row.reason != "PyTorch's own kernel":
+            elif row.reason != "PyTorch's own kernel":
                 kind, remedy = "tune", tune
+            elif not stock:  # a function, or a layer that `accelerate_` left
+                remedy = "with convgrad.takeover(): around the training loop"
             result.append(Cost(kind, f"{what}{row.backend_name}.", remedy, row.total * (1 - 1 / gain.value), (i,)))
     if lasts:
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."

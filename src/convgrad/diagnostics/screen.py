@@ -15,6 +15,7 @@ from ..problem import ConvProblem
 from ..tables import Table, counted, wrapped
 from .pictures import by_pytorch, draw_roofline, short_names, svg
 from .records import Call, without_figures
+from .roofline import BEYOND, TOO_LOW
 
 if TYPE_CHECKING:
     from .profile import Change, Kernel, Profile
@@ -114,6 +115,8 @@ class Layers:
             result.append(f"and {counted(len(more), 'group')} of equal layers more{part}: --all shows them")
         if any(side.unsure for group in groups for side in group):
             result.append("?: not to be compared: a busy machine, too few times, or ones that vary too much.")
+        if any(side.total and (side.least or 0) / side.total > BEYOND for group in groups for side in group):
+            result.append(TOO_LOW)
         count = counted(sum(len(group[0].first.layers) for group in self.groups), "layer")
         for kernel in self.kernels:
             refused = [f"{len(layers)} refused: {reason}" for reason, layers in kernel.refused.items()]
@@ -138,7 +141,8 @@ def _named(call: Call) -> str:
 def screen(profile: Profile, width: int | None = 100, *, everything: bool = False) -> str:
     """Return a profile as text, no line wider than ``width``; everything: not the first five groups of layers only."""
     step, rows = profile.kind == "step" and profile.milliseconds, profile.rows
-    whole = (step, "of step") if step else (sum(row.total for row in rows), "of these")
+    every = sum(row.total for row in rows)  # which may be more than a short step, in which no call was watched
+    whole = (max(step, every), "of step") if step else (every, "of these")
     layers = Layers(rows, profile.kernels, whole, bool(profile.warnings))
     lines = [profile.finding, *profile.warnings, f"{profile.what}, on {profile.conditions}", ""]
     lines += layers.lines(width, None if everything else _FIRST)
@@ -196,7 +200,7 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
         reasons=Counter(without_figures(r.reason) for r in rows if r.reason).most_common(),
         ends=max((m.start + m.milliseconds for m in profile.timeline), default=0.0),
         finding=profile.finding.partition(". "),
-        convolutions=sum(r.total for r in rows),
+        convolutions=sum(r.total for r in rows) or 1.0,
         pytorch=any(r.pytorch is not None for r in rows),
         limit=any(r.of_limit is not None for r in rows),
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
@@ -242,7 +246,7 @@ def described(problem: str) -> str:
     uneven = [str(pair) for pair in dict.fromkeys(p.padding) if pair[0] != pair[1]]
     words = [
         f"{'transposed ' if p.transposed else ''}{kind} {by(map(str, p.kernel_size))}",
-        f"{' to '.join(map(str, channels))} channels",
+        f"{' to '.join(map(str, channels))} channel{'s' * (channels != [1])}",
         by(map(str, p.output_size if p.transposed else p.input_size)),
         f"stride {by(map(str, p.stride))}" if set(p.stride) != {1} else "",
         f"dilation {by(map(str, p.dilation))}" if set(p.dilation) != {1} else "",

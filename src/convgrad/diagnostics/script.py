@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from csv import DictReader
+from csv import DictReader, Error
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -80,13 +80,15 @@ def run_script(
                 return
             wall, (children, cut) = time.perf_counter() - start, watch.gather()
             if trace_to is not None and not watch.notes:
-                watch.notes.append("no trace: no process came to the third step of an optimizer")
+                watch.notes.append(
+                    "no trace: no process came to the third step of an optimizer outside of a profiler of its own"
+                )
             who = {"takeover": "convgrad's choice", "stock": "the script's own choice"}.get(how, "accelerate_")
             rank = f"rank {os.environ['RANK']}, " if "RANK" in os.environ else ""  # one of several, which all report
             calls, seconds = counted(sum(row.calls for row in watch.usage.rows), "call"), watch.usage.seconds
             rest = f" of {wall:.3f} s ({seconds / wall:.0%}) in convolutions"
-            if children:
-                rest = f" in convolutions, {_processes(children)} added up; the script took {wall:.3f} s"
+            if several := _several(children, seconds > wall):
+                rest = f" in convolutions, {several} added up; the script took {wall:.3f} s"
             lines = [f"\n{rank}{who}: {calls}, {seconds:.3f} s{rest}", *watch.notes, *watch.accelerated]
             if accelerate and not watch.accelerated:
                 lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
@@ -123,22 +125,31 @@ def _processes(number: int) -> str:
     return f"{number} child process{'es' * (number != 1)}"
 
 
+def _several(children: int, threads: bool) -> str:
+    """Return what computed at the same time, where times of its parts may exceed the whole; else nothing."""
+    return _processes(children) if children else "threads" * threads
+
+
 def profile_script(
-    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = lambda _: None
-) -> tuple[Profile, int]:
+    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0,
+    stage: Stage = lambda _: None, kernels: Sequence[str] = (),
+) -> tuple[Profile, int]:  # fmt: skip
     """Run a script unmodified, with every convolution taken over; return its profile and its exit status.
 
     Args:
         stock: take nothing over.
         seconds: about how long the rest may take after the script has ended.
         stage: called with a description of each stage.
+        kernels: as for `run_script`.
 
     Raises:
         FileNotFoundError: there is no such script.
         ValueError: it computed no convolution.
     """
     usage, start, ran = Usage(), time.perf_counter(), dict[str, Any]()
-    status = run_script(script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update)
+    status = run_script(
+        script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update, kernels=kernels
+    )
     wall = time.perf_counter() - start
     seen = usage.rows
     if not seen:
@@ -153,8 +164,8 @@ def profile_script(
     who = "the script" if stock else "convgrad"
     calls = f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels"
     finding = f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in {calls}."
-    if children := ran.get("children"):  # which run at the same time
-        finding = f"{shown(wall)} in all; {shown(usage.seconds)} in {calls}, {_processes(children)} added up."
+    if several := _several(ran.get("children", 0), usage.seconds > wall):
+        finding = f"{shown(wall)} in all; {shown(usage.seconds)} in {calls}, {several} added up."
     notes = [
         "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
         "A row's time for one call is the median of its last hundred calls.",
@@ -205,8 +216,11 @@ def read_table(path: str | Path) -> list[Call]:
         OSError: it cannot be read.
         ValueError: it is none of these, or a line of it cannot be read.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    given = _lines_of_json(text) if str(path).endswith(".json") else DictReader(io.StringIO(text))
+    text = Path(path).read_text(encoding="utf-8-sig")  # with the mark that spreadsheets write
+    try:
+        given = _lines_of_json(text) if str(path).endswith(".json") else [*DictReader(io.StringIO(text))]
+    except Error as error:  # such as a quote without its end
+        raise ValueError(f"{str(path)!r} is no table: {error}") from None
     lines = [{_NAMES.get(name, name): value for name, value in line.items()} for line in given]
     if not lines or not {"outputs", "backend", "milliseconds", "problem"} <= set(lines[0]):
         what = f"it has the columns {', '.join(sorted(filter(None, lines[0])))}" if lines else "it has no line"

@@ -150,7 +150,7 @@ def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, st
     def twin() -> nn.Module:
         one = copied(model)
         if one is None:
-            raise ValueError(NO_COPY)
+            raise ValueError(NO_COPY + " before its first call" * is_lazy(model))
         return one
 
     if is_lazy(model):  # its first call draws the weights that all copies need to share
@@ -160,7 +160,7 @@ def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, st
     report = accelerate_(ours, example_inputs=inputs)
     models, why = {"PyTorch": stock, "convgrad": ours}, ""
     if not spatial_convolutions(model):
-        why = "the model has no convolution over images or volumes"
+        why = "the model has no layer that convolves images or volumes"
     elif not all(t.is_contiguous() for t in tree_leaves(inputs) if isinstance(t, Tensor)):
         why = "the inputs are in another layout already"
     else:
@@ -303,7 +303,7 @@ def _error(models: dict[str, nn.Module], inputs: Any) -> str:
 
     A gradient of which PyTorch's own is wrong by a hundredth is zero but for rounding, or random.
     """
-    unknown = "gradients: not compared with float64, in which this model does not run."
+    unknown = "gradients: not compared, for this model does not run in a wider dtype."
     try:
         exact = copied(models["PyTorch"])
         if exact is None or any(p.is_complex() or p.dtype == torch.float64 for p in exact.parameters()):
@@ -323,7 +323,7 @@ def _error(models: dict[str, nn.Module], inputs: Any) -> str:
             theirs, ours = (float((g.double() - right).norm()) / size for g in both)
             worst = max(worst, (ours, theirs, name)) if theirs < 0.01 else worst
     if not worst[2]:
-        return "gradients: zero but for rounding, or random."
+        return "gradients: none, or zero but for rounding, or random."
     return f"gradients: {worst[0]:.1e} is the largest error, of {worst[2]}; PyTorch's own there {worst[1]:.1e}."
 
 

@@ -131,8 +131,9 @@ def _show(error: BaseException) -> None:
         return
     frame = tb
     while frame is not None and frame.tb_next is not None:
-        if all(below.f_code.co_filename == _KERNELS for below, _ in walk_tb(frame.tb_next)):
-            frame.tb_next = None  # PyTorch's own error, raised within an exchanged kernel
+        files = [below.f_code.co_filename for below, _ in walk_tb(frame.tb_next)]
+        if {*files[: 1 if isinstance(error, KeyboardInterrupt) else None]} == {_KERNELS}:
+            frame.tb_next = None  # PyTorch's own error, raised within an exchanged kernel; or an interrupt in it
         else:
             frame = frame.tb_next
     sys.excepthook(type(error), error.with_traceback(tb), tb)

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """Return a copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
+    """Return a copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``, a script)."""
     try:
-        return copy.deepcopy(model)
+        result = copy.deepcopy(model)
     except Exception:  # whatever a ``__deepcopy__`` raises; FSDP's an AssertionError
         return None
+    return result if all(p.is_leaf for p in result.parameters()) else None  # a scripted one's are functions of it
 
 
 def is_lazy(model: nn.Module) -> bool:
@@ -102,7 +104,9 @@ def training_step(model: nn.Module, inputs: Any) -> Callable[[], Sequence[Tensor
 
     def step() -> Sequence[Tensor | None]:
         with torch.inference_mode(False):  # which records gradients, too
-            outputs = [t for t in tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+            result = model(*args, **kwargs)
+            result = vars(result) if is_dataclass(result) else result  # which torch's trees do not know
+            outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             total = sum((torch.view_as_real(t) if t.is_complex() else t).sum() for t in outputs)
             return torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()
 

@@ -267,8 +267,8 @@ class ConvProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of any one pass, a multiply and an add counted as two."""
-        return 2 * prod(self.output_shape) * prod(self.weight_shape[1:])
+        """Floating-point operations of any one pass, a multiply and an add counted as two; complex: three real."""
+        return (6 if self.dtype.is_complex else 2) * prod(self.output_shape) * prod(self.weight_shape[1:])
 
     @property
     def least_bytes(self) -> int:

@@ -37,6 +37,7 @@ def test_descriptions(text: str, want: dict) -> None:
 def test_assumptions_are_said() -> None:
     assert "assumed: compute capability 8.0; cuDNN" in str(Machine.parse("cuda"))
     assert "assumed" not in str(Machine.parse("h100 cudnn 9.10"))
+    assert "(off), torch" in str(Machine.parse("h100 no cudnn"))
 
 
 def test_cpu_alone_is_this_cpu() -> None:

@@ -61,7 +61,7 @@ class Machine:
     def __str__(self) -> str:
         parts = [self.label or self.device_type]
         if self.device_type == "cuda":
-            parts.append("MIOpen" if self.miopen else self.cudnn_text)
+            parts.append(("MIOpen" if self.miopen else self.cudnn_text) + " (off)" * (not self.cudnn_enabled))
         if self.device_type == "cpu":
             parts.append(f"{self.threads} thread{'s' if self.threads != 1 else ''}")
         parts.append(f"torch {self.torch_version}")
