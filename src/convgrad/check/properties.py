@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, nan, prod
 from threading import Barrier
 from typing import Any, Final, get_args
@@ -29,6 +29,7 @@ from .bounds import error_bound, reduction_length, unit_roundoff
 from .guards import Guarded, PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
 from .loading import is_foreign
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
+from .problem_set import changed
 from .results import Status
 
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
@@ -266,9 +267,9 @@ def exact(check: PropertyCheck) -> None:
 
 def again(check: PropertyCheck) -> None:
     """Later calls are as right as the first: with other numbers in the same tensors, as after a step of an optimizer,
-    and with the same numbers once more.
+    with the same numbers once more, and after an image without padding that is as large as this one with it.
     """
-    first, second = check.integers(), check.integers(other=True)
+    first, second, p = check.integers(), check.integers(other=True), check.problem
     placed: Operands = {slot: t.clone() for slot, t in check.placed(first).items()}
     before = check.run(placed)
     for slot, t in placed.items():
@@ -279,6 +280,10 @@ def again(check: PropertyCheck) -> None:
     check.compare(once_more, second)
     if check.backend.deterministic:
         _same_bits(after, once_more, "a second call with the same operands")
+    whole = changed(p, input_size=tuple(d.padded for d in p.dims), padding=((0, 0),) * p.ndim)
+    if (larger := replace(check, problem=whole or p)).calls:
+        larger.run(larger.integers())
+        check.compare(check.run(placed), second, where=f"after {larger.problem}: is its scratch memory cleared?")
 
 
 def bound(check: PropertyCheck) -> None:
@@ -345,8 +350,8 @@ def layouts(check: PropertyCheck) -> None:
         raise skipped(_ONLY_A_SUM)
     operands = check.integers()
     for slot, tensor in check.placed(operands).items():
-        for name, changed in _layouts_of(tensor, lazy="any" in check.backend.layouts):
-            varied: Operands = {**operands, slot: changed}
+        for name, other in _layouts_of(tensor, lazy="any" in check.backend.layouts):
+            varied: Operands = {**operands, slot: other}
             values = varied if name.startswith("expanded") else operands
             check.compare(check.run(varied), values, where=f"with {slot} {name}")
 
