@@ -181,6 +181,8 @@ def test_the_padding_modes_of_a_class_are_its_backends() -> None:
 
     convgrad.register("own", verify=False)(Circular)
     assert convgrad.list_backends()["own"].padding_modes == Circular.padding_modes
+    with pytest.raises(CheckError, match=r"the problem: .* circular"):  # its functions pad with zeros
+        convgrad.register("own")(Circular)
 
 
 @pytest.mark.parametrize("what", [Own, Own()])

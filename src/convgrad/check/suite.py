@@ -196,7 +196,7 @@ def problems_for(backend: Backend) -> list[ConvProblem]:
     if isinstance(backend.own, ConvModule):
         return list(backend.own.problems())
     place = torch.device(next(iter(backend.devices or ("cpu",))))
-    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named)]
+    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named, backend.padding_modes)]
 
 
 #: Training waits for the reference: instead of a large problem a smaller one of its kind is checked, as small as the
