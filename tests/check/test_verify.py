@@ -471,6 +471,17 @@ def test_advice() -> None:
     assert 'devices="cuda"' in hints("memory", message="it raised RuntimeError: 0 active drivers ([]).")[0]
 
 
+def test_a_kernel_that_remembers_its_results_is_not_told_of_layouts() -> None:
+    results: dict[ConvProblem, Tensor] = {}
+
+    def once(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        return results.setdefault(p, right(x, w, p))
+
+    message = refusal(once)
+    assert "again: " in message
+    assert "layouts=" not in message
+
+
 @pytest.mark.usefixtures("brief_search")
 def test_the_suite_checks_a_registered_kernel_on_problems_made_for_it() -> None:
     """`convgrad check -b NAME` and `testing.check_backend` without problems; few of the common list are for it."""

@@ -117,7 +117,9 @@ def check_problem(
             swept = e.status != "skipped" and len(check.outputs) > 1
             add(e.status, f"{e}, in the sweep {check.outputs}" if swept else str(e), e.worst, e.bound)
         except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
-            where = "".join(f" ({f.filename}:{f.lineno})" for f in foreign_frames(e)[-1:])
+            # A line of the user's own before one of Triton's or numba's.
+            frames = sorted(foreign_frames(e), key=lambda frame: "-packages" not in frame.filename)
+            where = "".join(f" ({f.filename}:{f.lineno})" for f in frames[-1:])
             add("failed", described(e) + where, float("inf"))
         else:
             add("passed", "", *check.worst)
