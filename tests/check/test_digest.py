@@ -138,7 +138,8 @@ def test_closures_and_partials() -> None:
     assert len({fingerprint([make(1, zero)]), fingerprint([make(2, zero)]), fingerprint([make(1, one)])}) == 3
     others = [
         (partial(max, 1), partial(max, 2)), (partial(max, key=abs), partial(max, key=len)), (((8,), 4), ((8, 4),)),
-        ({"a": 1}, {"b": 1}), (zero, torch.zeros(1, 3)), (lambda x, *, n=1: x, lambda x, *, n=2: x),
+        ({"a": 1}, {"b": 1}), (zero, torch.zeros(1, 3)),
+        (zero.bfloat16(), one.bfloat16()), (lambda x, *, n=1: x, lambda x, *, n=2: x),
     ]  # fmt: skip
     for one, other in others:
         assert "" != fingerprint([one]) != fingerprint([other])
@@ -159,8 +160,10 @@ def test_compiled_libraries(tmp_path: Path) -> None:
         library.unlink(missing_ok=True)
         if subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False).returncode:
             return  # there is no compiler
-        digests.append(fingerprint([ctypes.CDLL(str(library))]))
+        loaded = ctypes.CDLL(str(library))
+        digests.append((fingerprint([loaded]), fingerprint([loaded.f])))
     assert digests[0] != digests[1] == digests[2]
+    assert "" not in digests[0]
     assert fingerprint([torch.conv2d]) != fingerprint([torch.conv1d])
     assert "" not in (fingerprint([torch.conv2d]), fingerprint([torch.ops.aten.conv2d.default]))
 

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from .guards import raw_bytes
+
 #: Attributes that hold the function of an object that these packages' decorators return; the others are caches.
 _WRAPPED = ("fn", "py_func", "_init_fn", "__wrapped__")
 _WRAPPERS = ("triton", "numba", "torch", "functools")
@@ -65,8 +67,10 @@ class _Pickler(pickle.Pickler):
             return (str(obj), *_operators({*str(obj).split(".")}))
         if isinstance(obj, ctypes.CDLL):
             return (Path(obj._name).read_bytes() if Path(obj._name).is_file() else obj._name,)
+        if isinstance(obj, ctypes._CFuncPtr):
+            return obj.__name__, obj._objects  # the second is its library
         if isinstance(obj, torch.Tensor):
-            return tuple(obj.shape), str(obj.dtype), str(obj.device), obj.detach().cpu().contiguous().numpy().tobytes()
+            return tuple(obj.shape), str(obj.dtype), str(obj.device), raw_bytes(obj.detach()).cpu().numpy().tobytes()
         if isinstance(obj, (staticmethod, classmethod)):
             return (obj.__func__,)
         if isinstance(obj, property):
