@@ -67,7 +67,7 @@ class _Pickler(pickle.Pickler):
             return (str(obj), *_operators({*str(obj).split(".")}))
         if isinstance(obj, ctypes.CDLL):
             return (Path(obj._name).read_bytes() if Path(obj._name).is_file() else obj._name,)
-        if isinstance(obj, ctypes._CFuncPtr):
+        if isinstance(obj, ctypes._CFuncPtr):  # pyright: ignore[reportAttributeAccessIssue]
             return obj.__name__, obj._objects  # the second is its library
         if isinstance(obj, torch.Tensor):
             return tuple(obj.shape), str(obj.dtype), str(obj.device), raw_bytes(obj.detach()).cpu().numpy().tobytes()
