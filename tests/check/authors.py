@@ -111,6 +111,20 @@ class GrowingScratch:
         return F.conv2d(padded.clone(), w, None, p.stride, 0, p.dilation, p.groups)
 
 
+class ScratchBySize:
+    """Each thread pads its images in memory of the padded size, whose border is cleared once, whatever its width."""
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+
+    def __call__(self, x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        (top, _), (left, _) = p.padding
+        size = *x.shape[:2], x.shape[2] + 2 * top, x.shape[3] + 2 * left
+        padded = vars(self.own).setdefault((size, x.dtype), torch.zeros(size, dtype=x.dtype))
+        padded[..., top : top + x.shape[2], left : left + x.shape[3]] = x
+        return F.conv2d(padded.clone(), w, None, p.stride, 0, p.dilation, p.groups)
+
+
 class PackedVersions:
     """Packed weights are stored by address and version, which another tensor has too once the first one is gone."""
 
@@ -201,6 +215,7 @@ BUGS: dict[str, tuple[str, Bug]] = {
         Bug(lambda x, w, p: taps(x, w, p, low=[min(low, 4) for low, _ in p.padding]), dense, {"dtypes": WIDE}),
     ),
     "border of an earlier image": ("forward", Bug(GrowingScratch(), dense)),
+    "border of another width": ("forward", Bug(ScratchBySize(), depthwise)),
     "weights packed by version": ("forward", Bug(PackedVersions(), dense)),
     "more images than a warp": (
         "forward",

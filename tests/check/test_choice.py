@@ -64,6 +64,12 @@ def test_registering_again_replaces() -> None:
     assert (first.calls, second.calls) == (0, 1)
 
 
+def test_of_two_the_one_registered_later_runs_also_if_it_was_registered_before() -> None:
+    kernels = [counted("one"), counted("two"), counted("one")]
+    depthwise(*operands())
+    assert [kernel.calls for kernel in kernels] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("requested", [None, "mine"])
 def test_accepts_that_changes_its_answer(requested: str | None) -> None:
     """Something else runs then, or the request is refused; nothing is asked again and again."""

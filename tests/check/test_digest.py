@@ -8,7 +8,10 @@ import sys
 import threading
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pytest
 import torch
 
 from convgrad.check.digest import digest as fingerprint
@@ -42,6 +45,53 @@ def test_what_changes_it() -> None:
     assert len({digest(), digest(limit=4), digest(factor=3), digest(default=2), digest("Kernel")}) == 5
     assert digest(used="another") != digest()  # another name of a function that is met by its own name, too
     assert digest("Kernel") == digest("Kernel") != digest("Kernel", factor=3)
+
+
+def test_where_the_code_stands_changes_nothing() -> None:
+    """A cell of a notebook is of another file in each session, and a line above a function moves it."""
+    found = set()
+    for place, text in (("/tmp/ipykernel_1/2.py", TEXT), ("/tmp/ipykernel_3/4.py", "\n\n" + TEXT)):
+        namespace: dict[str, Any] = {"__name__": "mine"}
+        values = {"limit": 3, "factor": 2, "default": 1, "comment": "none", "used": "helper"}
+        exec(compile(text.format(**values), place, "exec"), namespace)
+        found.add(fingerprint([namespace["forward"], namespace["Kernel"](4)]))
+    assert len(found) == 1
+    assert "" not in found
+
+
+def test_modules_and_operators_that_code_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of a module of the user's is more than its name, and so is an operator of torch.library."""
+    for name in ("mine", "mine.part", "mine.other"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    mine, part, other = (sys.modules[name] for name in ("mine", "mine.part", "mine.other"))
+    vars(mine).update(__version__="1.0", part=part)
+    vars(part).update(mine=mine, other=other)
+    forward = eval("lambda x: mine.part.double(x)", {"mine": mine})
+    found = set()
+    for factor in (2, 3):
+        exec(f"def times(x): return x * {factor}", vars(other))
+        exec("def double(x): return other.times(x)", vars(part))
+        found.add(fingerprint([forward]))
+    assert len(found - {""}) == 2
+
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    found = {fingerprint([lambda x: torch.ops.convgrad_digest.double(x) + 1])}
+    torch.library.custom_op("convgrad_digest::double", operator, mutates_args=())
+    assert len(found | {fingerprint([lambda x: torch.ops.convgrad_digest.double(x) + 1])} - {""}) == 2
+
+
+def test_how_a_decorator_compiles() -> None:
+    numba = pytest.importorskip("numba")
+
+    def double(x):
+        return x * 2
+
+    kernels = [numba.njit(double), numba.njit(fastmath=True)(double), numba.njit(double)]
+    assert "" != fingerprint([kernels[0]]) == fingerprint([kernels[2]]) != fingerprint([kernels[1]])
+    kernels[0](1.0)
+    assert fingerprint([kernels[0]]) == fingerprint([kernels[2]])
 
 
 def test_an_object_that_calls_a_function_is_more_than_that() -> None:
@@ -88,7 +138,8 @@ def test_closures_and_partials() -> None:
     assert len({fingerprint([make(1, zero)]), fingerprint([make(2, zero)]), fingerprint([make(1, one)])}) == 3
     others = [
         (partial(max, 1), partial(max, 2)), (partial(max, key=abs), partial(max, key=len)), (((8,), 4), ((8, 4),)),
-        ({"a": 1}, {"b": 1}), (zero, torch.zeros(1, 3)), (lambda x, *, n=1: x, lambda x, *, n=2: x),
+        ({"a": 1}, {"b": 1}), (zero, torch.zeros(1, 3)),
+        (zero.bfloat16(), one.bfloat16()), (lambda x, *, n=1: x, lambda x, *, n=2: x),
     ]  # fmt: skip
     for one, other in others:
         assert "" != fingerprint([one]) != fingerprint([other])
@@ -109,8 +160,10 @@ def test_compiled_libraries(tmp_path: Path) -> None:
         library.unlink(missing_ok=True)
         if subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False).returncode:
             return  # there is no compiler
-        digests.append(fingerprint([ctypes.CDLL(str(library))]))
+        loaded = ctypes.CDLL(str(library))
+        digests.append((fingerprint([loaded]), fingerprint([loaded.f])))
     assert digests[0] != digests[1] == digests[2]
+    assert "" not in digests[0]
     assert fingerprint([torch.conv2d]) != fingerprint([torch.conv1d])
     assert "" not in (fingerprint([torch.conv2d]), fingerprint([torch.ops.aten.conv2d.default]))
 

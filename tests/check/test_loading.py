@@ -12,6 +12,7 @@ import torch
 
 import convgrad
 from convgrad.check import foreign_frames, load_kernels
+from convgrad.check.loading import is_foreign
 
 KERNELS = """
 import convgrad
@@ -23,9 +24,10 @@ if __name__ == "__main__":
 
 
 def test_files_beside_libraries_are_the_users() -> None:
-    """Their folders may begin with a library's name."""
-    for package in (convgrad, torch):
-        folder = os.path.dirname(package.__file__ or "")
+    """Their folders may begin with a library's name, and Python's may hold packages."""
+    folders = [os.path.dirname(module.__file__ or "") for module in (convgrad, torch, os)]
+    assert is_foreign(f"{folders[-1]}/site-packages/mykernels/a.py")
+    for folder in folders:
         for file, own in ((f"{folder}/a.py", False), (f"{folder}_kernels/a.py", True)):
             with pytest.raises(ZeroDivisionError) as caught:
                 exec(compile("1 / 0", file, "exec"))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import convgrad
 from convgrad import ConvProblem
+from convgrad.diagnostics import explain_problem
 from convgrad.engine import cache, choose, measure_now, measurements, unregister
 from convgrad.engine.measure.measurements import SETTLED
 
@@ -72,3 +73,15 @@ def test_it_runs_where_it_was_measured_to_be_faster() -> None:
     assert chosen(DEPTHWISE) != "mine"
     unregister("mine")
     assert chosen(DEPTHWISE) != "mine"
+
+
+@pytest.mark.usefixtures("slow_stock")
+def test_explain_says_that_it_was_wrong() -> None:
+    convgrad.register(
+        "mine", forward=lambda x, w, p: 0 * forward(x, w, p), accepts=accepts, verify=False, prefer="measured"
+    )
+    with pytest.warns(RuntimeWarning, match="the backend 'mine' is not used for"):
+        measured(DEPTHWISE)
+    (mine,) = (row for row in explain_problem(DEPTHWISE, "forward").rows if row.backend == "mine")
+    assert mine.reasons[0].startswith("it was wrong when it was measured: forward of g8mb2")
+    assert not mine.chosen

@@ -78,6 +78,18 @@ def test_what_it_raised() -> None:
     assert (message.count("two images"), "is wrong" in message) == (1, False)
 
 
+@pytest.mark.parametrize("fails", ["raise ValueError", "import ctypes; ctypes.string_at(0)"])
+def test_the_line_is_the_kernels_own_and_not_that_of_a_package_that_it_calls(fails: str) -> None:
+    package: dict[str, Any] = {}
+    exec(compile(f"def helper(): {fails}", "/usr/lib/python3/dist-packages/helper.py", "exec"), package)
+
+    def forward(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        return package["helper"]()
+
+    line = forward.__code__.co_firstlineno + 1
+    assert f"test_verify.py:{line})" in refusal(forward).splitlines()[0]
+
+
 def test_a_dtype_that_it_does_not_know() -> None:
     def floats(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         if input.dtype.itemsize == 2:
@@ -469,6 +481,17 @@ def test_advice() -> None:
     assert hints("exact") == []  # now and then
     assert "deterministic=False" in hints("deterministic", "again", message="run 2 of 3 gave other bits")[0]
     assert 'devices="cuda"' in hints("memory", message="it raised RuntimeError: 0 active drivers ([]).")[0]
+
+
+def test_a_kernel_that_remembers_its_results_is_not_told_of_layouts() -> None:
+    results: dict[ConvProblem, Tensor] = {}
+
+    def once(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        return results.setdefault(p, right(x, w, p))
+
+    message = refusal(once)
+    assert "again: " in message
+    assert "layouts=" not in message
 
 
 @pytest.mark.usefixtures("brief_search")

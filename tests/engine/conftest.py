@@ -18,10 +18,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
     monkeypatch.setattr(store, "_unwritten", {})
     fresh(monkeypatch)
-    for name in ("im2col", "aten:channels_last", "aten:padded", "aten:mkldnn"):
-        monkeypatch.setitem(
-            registry._registered, name, registry.Registered(get_backend(name), candidate=False, source="")
-        )
+    none = ("im2col", "aten:channels_last", "aten:padded", "aten:mkldnn")
+    entries = {name: registry.Registered(get_backend(name), candidate=False, source="") for name in none}
+    monkeypatch.setattr(registry, "_registered", registry._registered | entries)
     yield tmp_path
     cache.invalidate()
 

@@ -10,7 +10,7 @@ from ._native_library import warn_if_absent, why_absent
 from .aten import ROUTES, AtenBackend, complex_product, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend, aten_choice
-from .base import Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
+from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
 from .im2col import Im2colBackend
 from .native import (
     MOST_A_GROUP,

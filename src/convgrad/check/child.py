@@ -32,7 +32,7 @@ from typing import IO, Any
 import torch
 
 from .._compat import compile_in_this_thread, lock_over_forks
-from .loading import LIBRARIES
+from .loading import is_foreign
 
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF
@@ -110,12 +110,13 @@ class Child:
             raise
 
     def _where(self) -> str:
-        """Return the innermost line of the child's Python stack that is not in a library's code."""
+        """Return the innermost line of the child's Python stack that is the user's, or else a package's."""
         if self._trace is None:
             return ""
         self._trace.seek(0)
         lines = re.findall(r'File "(.*)", line (\d+) in ', self._trace.read())
-        return next((f" ({file}:{line})" for file, line in lines if not file.startswith(LIBRARIES)), "")
+        found = sorted((at for at in lines if is_foreign(at[0])), key=lambda at: "-packages" in at[0])
+        return next((f" ({file}:{line})" for file, line in found), "")
 
     def _started(self) -> tuple[Connection, Any]:
         """Return a child that computes; one that inherits a lock of a thread that is gone is replaced."""

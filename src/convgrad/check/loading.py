@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from .. import _compat
 
-#: How the files begin that are not the user's: this library's, PyTorch's and Python's.
-LIBRARIES = (*_compat.LIBRARIES, os.path.join(sysconfig.get_path("stdlib"), ""), "<frozen")
+_PYTHONS = os.path.join(sysconfig.get_path("stdlib"), "")
 
 
 class Loading(NamedTuple):
@@ -63,6 +62,12 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
             sys.path.remove(folder)
 
 
+def is_foreign(file: str) -> bool:
+    """Whether a file is neither this library's nor PyTorch's nor Python's, whose folder may hold other packages."""
+    library = file.startswith((*_compat.LIBRARIES, "<frozen"))
+    return not (library or (file.startswith(_PYTHONS) and "-packages" not in file))
+
+
 def foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of an error that are of the user's files."""
-    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARIES)]
+    return [f for f in traceback.extract_tb(error.__traceback__) if is_foreign(f.filename)]

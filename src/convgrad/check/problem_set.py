@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .._compat import channels_last_of
-from ..problem import ConvProblem, Dimension, effective_kernel, fields_of, output_length
+from ..problem import ConvProblem, Dimension, PaddingMode, effective_kernel, fields_of, output_length
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -153,10 +153,13 @@ def cost(p: ConvProblem) -> float:
     return least + (p.flops / 1e8 + sum(_elements(p)) / 5e6) * (0.1 if is_large(p) else 1)
 
 
-def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProblem]:
+def drawn(
+    accepts: Accepts, named: Sequence[ConvProblem] = (), modes: Sequence[PaddingMode] = ("zeros",)
+) -> list[ConvProblem]:
     """Return up to 120 problems that a kernel accepts, without those named: known ones and their random neighbors.
 
-    They are always the same, each time the one with the most values that were not met before for its cost.
+    They are always the same, each time the one with the most values that were not met before for its cost; each in all
+    of the padding ``modes`` that it has.
     """
     rng, end = random.Random(0), time.monotonic() + _SECONDS
     known = [*default_problems(), *real_layers()]
@@ -179,7 +182,7 @@ def drawn(accepts: Accepts, named: Sequence[ConvProblem] = ()) -> list[ConvProbl
         best = max(rest, key=lambda p: (0.01 + len(values[p] - met)) / cost(p))
         rest.remove(best)
         met |= values[best]
-        result.append(best)
+        result += [best, *(p for m in modes if m != "zeros" and (p := changed(best, padding_mode=m)) and accepts(p))]
     return result
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, nan, prod
 from threading import Barrier
 from typing import Any, Final, get_args
@@ -26,12 +27,16 @@ from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length, unit_roundoff
 from .guards import Guarded, PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
+from .loading import is_foreign
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
+from .problem_set import changed
 from .results import Status
 
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
 _SLACK = 4096
 _THREADS, _ROUNDS = 4, 3
+#: A thread pauses before each of so many lines of the user's, so that others run between any two; for how many seconds.
+_LINES, _PAUSE = 1000, 1e-6
 _ONLY_A_SUM = "the gradient of a bias is only a sum"
 
 
@@ -262,9 +267,9 @@ def exact(check: PropertyCheck) -> None:
 
 def again(check: PropertyCheck) -> None:
     """Later calls are as right as the first: with other numbers in the same tensors, as after a step of an optimizer,
-    and with the same numbers once more.
+    with the same numbers once more, and after an image without padding that is as large as this one with it.
     """
-    first, second = check.integers(), check.integers(other=True)
+    first, second, p = check.integers(), check.integers(other=True), check.problem
     placed: Operands = {slot: t.clone() for slot, t in check.placed(first).items()}
     before = check.run(placed)
     for slot, t in placed.items():
@@ -275,6 +280,11 @@ def again(check: PropertyCheck) -> None:
     check.compare(once_more, second)
     if check.backend.deterministic:
         _same_bits(after, once_more, "a second call with the same operands")
+    whole = changed(p, input_size=tuple(d.padded for d in p.dims), padding=((0, 0),) * p.ndim)
+    if (larger := replace(check, problem=whole or p)).calls:
+        with contextlib.suppress(Exception):  # whether it can compute that one is no matter of this problem's
+            larger.run(larger.integers())
+        check.compare(check.run(placed), second, where=f"after {larger.problem}: is its scratch memory cleared?")
 
 
 def bound(check: PropertyCheck) -> None:
@@ -341,8 +351,8 @@ def layouts(check: PropertyCheck) -> None:
         raise skipped(_ONLY_A_SUM)
     operands = check.integers()
     for slot, tensor in check.placed(operands).items():
-        for name, changed in _layouts_of(tensor, lazy="any" in check.backend.layouts):
-            varied: Operands = {**operands, slot: changed}
+        for name, other in _layouts_of(tensor, lazy="any" in check.backend.layouts):
+            varied: Operands = {**operands, slot: other}
             values = varied if name.startswith("expanded") else operands
             check.compare(check.run(varied), values, where=f"with {slot} {name}")
 
@@ -488,21 +498,25 @@ def threads(check: PropertyCheck) -> None:
     """Four threads at once, with one weight and two inputs, three times each, do not disturb one another."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise skipped("Triton's interpreter runs one kernel at a time")
-    barrier, before = Barrier(_THREADS), sys.getswitchinterval()
-    first = check.integers()
+    barrier, first = Barrier(_THREADS), check.integers()
     inputs = [first, {**check.integers(other=True), **{s: t for s, t in first.items() if s == "weight"}}]
     placed = [check.placed(operands) for operands in inputs]
 
     def calls(thread: int) -> list[tuple[int, Tensor]]:
+        lines = iter(range(_LINES))
+
+        def pausing(frame: Any, *_: Any) -> Any:
+            if not is_foreign(frame.f_code.co_filename) or next(lines, None) is None:
+                return None
+            time.sleep(_PAUSE)
+            return pausing
+
         barrier.wait()
+        sys.settrace(pausing)
         return [(i % 2, check.run(placed[i % 2])) for i in range(thread, thread + _ROUNDS)]
 
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            found = [result for results in pool.map(calls, range(_THREADS)) for result in results]
-    finally:
-        sys.setswitchinterval(before)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = [result for results in pool.map(calls, range(_THREADS)) for result in results]
     for i, result in found:
         check.compare(result, inputs[i], where=f"in one of {_THREADS} threads at once")
 

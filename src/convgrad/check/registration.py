@@ -16,11 +16,11 @@ import torch
 from torch.compiler import config
 
 from .._compat import lock_over_forks, warn_user, without_autocast
-from ..backends import Arithmetic, Backend, Layout
+from ..backends import BOTH_GRADIENTS, Arithmetic, Backend, Layout
 from ..engine import registry
 from ..engine import unregister as remove
 from ..errors import UnknownNameError
-from ..problem import OUTPUTS, PASSES, ConvProblem
+from ..problem import PASSES, ConvProblem
 from . import arguments, speed
 from .arguments import METHODS, Method
 from .digest import digest
@@ -286,12 +286,12 @@ def _instance(own: Backend | type[Backend]) -> Backend:
             raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
         own = own()
     what, passes = f"class {type(own).__name__}", as_tuple("passes", own.passes)
-    swept = [o for sweep in own.sweeps for o in as_tuple("sweeps", sweep)]
+    sweeps = [as_tuple("sweeps", sweep) for sweep in own.sweeps]
     if unknown := [p for p in passes if p not in PASSES]:
         raise ValueError(f"passes of {what} are among {', '.join(PASSES)}, got {unknown[0]!r}")
-    if unknown := [o for o in swept if o not in OUTPUTS]:
-        raise ValueError(f"sweeps of {what} are tuples of {', '.join(OUTPUTS)}, got {unknown[0]!r}")
-    if not (passes or swept):
+    if unknown := [sweep for sweep in sweeps if sweep not in BOTH_GRADIENTS]:  # the engine asks for no other
+        raise ValueError(f"sweeps of {what} are among {', '.join(map(str, BOTH_GRADIENTS))}, got {unknown[0]!r}")
+    if not (passes or sweeps):
         raise ValueError(f"{what} has neither passes nor sweeps: it computes nothing")
     return own
 

@@ -117,7 +117,9 @@ def check_problem(
             swept = e.status != "skipped" and len(check.outputs) > 1
             add(e.status, f"{e}, in the sweep {check.outputs}" if swept else str(e), e.worst, e.bound)
         except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
-            where = "".join(f" ({f.filename}:{f.lineno})" for f in foreign_frames(e)[-1:])
+            # A line of the user's own before one of Triton's or numba's.
+            frames = sorted(foreign_frames(e), key=lambda frame: "-packages" not in frame.filename)
+            where = "".join(f" ({f.filename}:{f.lineno})" for f in frames[-1:])
             add("failed", described(e) + where, float("inf"))
         else:
             add("passed", "", *check.worst)
@@ -196,7 +198,7 @@ def problems_for(backend: Backend) -> list[ConvProblem]:
     if isinstance(backend.own, ConvModule):
         return list(backend.own.problems())
     place = torch.device(next(iter(backend.devices or ("cpu",))))
-    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named)]
+    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named, backend.padding_modes)]
 
 
 #: Training waits for the reference: instead of a large problem a smaller one of its kind is checked, as small as the

@@ -188,4 +188,4 @@ class _Check:
             return not all(against)
 
         named = [p for p in dict.fromkeys(self.backend.named) if computes(p)]
-        return [*named, *drawn(computes, named)], reasons.most_common(5)
+        return [*named, *drawn(computes, named, self.backend.padding_modes)], reasons.most_common(5)

@@ -221,7 +221,8 @@ def say(text: object, file: TextIO | None = None) -> None:
     read_by_program = file is sys.stderr and not shutil.get_terminal_size((0, 0)).columns
     if isinstance(text, Table):  # what does not fit beside each other stands below
         text = text.text(width())
-    for line in str(text).splitlines():
+    lines = str(text).splitlines()
+    for line in [" ".join(lines)] if read_by_program else lines:
         as_it_is = read_by_program or "repeat: " in line
         print(line if as_it_is else wrapped(line, width()), file=file, flush=True)
 
@@ -325,7 +326,7 @@ def _warning(message: Warning | str, category: type[Warning], filename: str, *wh
 
 
 def _refused(what: object, status: int = 2) -> int:
-    say(f"convgrad: {' '.join(str(what).splitlines())}", sys.stderr)  # an error of the user's may have several lines
+    say(f"convgrad: {what}", sys.stderr)
     return status
 
 

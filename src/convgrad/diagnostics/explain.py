@@ -12,7 +12,18 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import cpu_lacks
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
-from ..engine import Request, Step, active, backends, beats_matmul, choose, linear_gains, plan_for, reasons_against
+from ..engine import (
+    Request,
+    Step,
+    active,
+    backends,
+    beats_matmul,
+    choose,
+    linear_gains,
+    measurements,
+    plan_for,
+    reasons_against,
+)
 from ..ops import autocast_dtype, autocast_is_on
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of
@@ -202,6 +213,8 @@ def _answers(
         yield Answer(output, "engine", True, (why,), "any strides", 0)
         return
     place, others = torch.device(machine.device_type), [] if output == "grad_bias" else backends().values()
+    asked = problem if output == problem.bias_pass else problem.replace(has_bias=False)
+    known = measurements.find(asked, (output,), place) if machine.is_here else None
     if problem.padding_mode != "zeros":
         others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
     for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
@@ -213,7 +226,9 @@ def _answers(
         else:
             against = reasons_against(backend, problem, (output,), place)
             against = _described_library(backend, output, machine, against, aten_runs)
-            reasons = against or [f"can compute it; {step.backend.name} was chosen"]
+            wrong = known and known.wrong.get(backend.name)
+            why = f"it was wrong when it was measured: {wrong}" if wrong else "can compute it"
+            reasons = against or [f"{why}; {step.backend.name} was chosen"]
         taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
         layout = "any strides" if "strided" in backend.layouts else taken.layout
         runs, workspace = "", 0

@@ -34,8 +34,10 @@ _registered: dict[str, Registered] = {}
 
 
 def register(backend: Backend, *, preferred: bool = False, candidate: bool = True, source: str | None = None) -> None:
-    """Add a backend, or replace the one of the same name; for the options see `Registered`."""
-    _registered[backend.name] = Registered(backend, preferred, candidate, source)
+    """Add a backend as the last one, in place of one of the same name; for the options see `Registered`."""
+    global _registered  # noqa: PLW0603
+    others = {name: entry for name, entry in _registered.items() if name != backend.name}
+    _registered = {**others, backend.name: Registered(backend, preferred, candidate, source)}
     backend.changed = invalidate
     invalidate()
 
