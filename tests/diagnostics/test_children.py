@@ -107,6 +107,17 @@ def test_a_process_that_the_script_forks_ends_where_the_script_does_and_reports_
     assert said.count("convgrad's choice: 3 calls") == said.count("choice") == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_the_file_of_a_step_is_named_once_though_a_process_is_forked_after_it(tmp_path):
+    step = f"optimizer = torch.optim.SGD([torch.ones(1)], 0.1)\nfor _ in range(3): {CONV}; optimizer.step()\n"
+    (tmp_path / "script.py").write_text(f"import torch\n{step}{PROCESS}")
+    call = "run_script('script.py', ['fork'], measure=False, trace='step.json')"
+    command = [sys.executable, "-c", f"from convgrad.models import run_script; {call}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=200)
+    assert "1 child process added up" in done.stderr
+    assert done.stderr.count("the third training step") == 1, done.stderr
+
+
 def test_new_interpreters_which_have_a_sitecustomize(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.customized = True")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

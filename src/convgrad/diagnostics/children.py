@@ -78,7 +78,7 @@ class Watch:
 
     def forked(self) -> None:
         """Begin anew in a forked process."""
-        self.first, self.usage, self._due = False, Usage(), 0.0
+        self.first, self.usage, self.notes, self._due = False, Usage(), [], 0.0
 
     def write_at_exit(self) -> None:
         """Write what is known when multiprocessing ends this process, which it does without a word to `atexit`."""
