@@ -549,7 +549,7 @@ bool read(Object* written, int how, int64_t d, Call& c) {
   for (int64_t i = 0; i < d; i++) c.output_padding.values[i] = 0;
   Ints one;
   if (!read(item(0), d, c.stride) || !read(item(1), d, c.padding) || !read(item(dilation[how]), d, c.dilation) ||
-      !read(item(groups[how]), 1, one))
+      !is_a(item(groups[how]), f.PyLong_Type) || !read(item(groups[how]), 1, one))
     return false;
   if (how != kPlain && !read(item(output_padding[how]), d, c.output_padding)) return false;
   for (int64_t i = 0; i < d; i++)

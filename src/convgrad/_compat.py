@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, _prims_common
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CollectiveError
@@ -269,6 +271,11 @@ def is_batched(t: Tensor) -> bool:
             return True
         t = _C._functorch.get_unwrapped(t)
     return False
+
+
+def device_modes() -> int:
+    """Return how many modes of functions only choose the device of new tensors (`torch.set_default_device`)."""
+    return sum(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def remove_function_mode(mode: Any) -> None:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,13 @@ def test_nothing_is_left_behind() -> None:
         pid = forked.ask(None)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_children_that_start_at_once_leave_the_filters_of_warnings() -> None:
+    before = [*warnings.filters]
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda n: asked(lambda _: n), range(16))] == [*range(16)]
+    assert warnings.filters == before
 
 
 def test_a_child_ends_with_a_parent_that_was_killed() -> None:

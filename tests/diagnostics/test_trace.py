@@ -86,6 +86,15 @@ def test_other_threads_are_seen_and_nothing_after_the_block() -> None:
     assert not observers
 
 
+def test_a_block_within_its_own() -> None:
+    with trace() as t:
+        with t:
+            forward()
+        forward()
+        forward()
+    assert len(t) == 3
+
+
 def test_a_table_of_nothing_says_how_pytorchs_own_layers_are_recorded() -> None:
     with trace() as t:
         torch.nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 1, 1))

@@ -146,6 +146,12 @@ def test_a_warm_call_enters_few_functions() -> None:
     assert len(backward) <= 9, backward
 
 
+def test_a_warm_call_under_a_default_device_goes_through_no_operator() -> None:
+    with torch.device("cpu"):
+        convgrad.conv2d(X, W, padding=1, groups=8)
+        assert "_first_call" not in entered(lambda: convgrad.conv2d(X, W, padding=1, groups=8))
+
+
 def test_a_warm_call_of_an_operator_is_dispatched_only_once() -> None:
     """As a compiled graph calls it, after other code has filled the caches."""
     arguments = [1, 1], [1, 1], [1, 1], False, [0, 0], 8

@@ -114,6 +114,8 @@ def test_scripting_is_refused_in_words_and_changes_nothing(layer: torch.nn.Modul
 @pytest.mark.parametrize("name", NAMES)
 def test_constructors_say_their_arguments(name: str) -> None:
     ours, theirs = getattr(convgrad.nn, name), getattr(torch.nn, name)
+    with pytest.raises(TypeError, match=rf"^{name}\.__init__\(\) missing .*'kernel_size'"):
+        ours(3, 4)
     found = inspect.signature(ours).parameters
     ours_alone = ["backend", "layout"] if name.endswith("1d") else ["backend"]
     assert [*found] == [*inspect.signature(theirs).parameters, *ours_alone]

@@ -445,6 +445,14 @@ def test_activations_are_joined(net: str, last: bool, calls: list[str]) -> None:
     assert [type(m) for m in ours.modules()] == [type(m) for m in theirs.modules()]
 
 
+def test_a_default_device_changes_nothing(calls: list[str]) -> None:
+    ours, theirs = (nn.Sequential(one, nn.ReLU()) for one in pair())
+    with torch.device("cpu"):
+        agree(ours, theirs, image(2, 6, 5, 7))
+        y: Any = ours(image(2, 6, 5, 7).requires_grad_())
+    assert "Normalization" in str(y.grad_fn)
+
+
 def test_an_activation_in_place_copies_nothing(calls: list[str]) -> None:
     ours = pair("Instance")[0]
     y = ours(image(2, 6, 5, 7).requires_grad_()).mul_(2)

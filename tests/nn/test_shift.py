@@ -26,6 +26,8 @@ def test_every_power_of_two_is_exact() -> None:
         assert shift.tolist() == list(range(-126, 128))
         assert torch.equal(sign, x.sign())
         assert torch.equal(nn.round_power_of_2(x), x)
+    largest = torch.tensor([65504.0, -65504.0], dtype=torch.float16)  # nearer to 2 ** 16, which float16 has not
+    assert nn.round_power_of_2(largest).tolist() == [2.0**15, -(2.0**15)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

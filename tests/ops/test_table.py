@@ -341,7 +341,15 @@ def test_a_wrong_gradient_is_refused_before_a_kernel_runs():
 
 def test_wrong_arguments_get_the_same_words_as_without_the_table():
     x, w = operands()
-    for arguments in ({"stride": True}, {"padding": (1.0, 1)}, {"groups": "8"}, {"stride": (1, 1, 1)}, {"groups": 3}):
+    convgrad.conv2d(x, w, groups=8)
+    for arguments in (
+        {"stride": True},
+        {"padding": (1.0, 1)},
+        {"groups": "8"},
+        {"stride": (1, 1, 1)},
+        {"groups": 3},
+        {"groups": (8,)},
+    ):
         errors = []
         for told in (0, 1):
             with contextlib.ExitStack() as stack:

@@ -43,6 +43,12 @@ def in_place(x: Tensor) -> Tensor:
     return y.mul_(3)
 
 
+def in_place_with(x: Tensor, p: Tensor) -> Tensor:
+    y = x * 2
+    y += p
+    return y.mul_(p).sub_(p.detach(), alpha=2)
+
+
 def one_row(x: Tensor) -> Tensor:
     y = F.max_pool2d(x, (9, 1))
     return F.relu(y) + y
@@ -92,6 +98,7 @@ def modules(w: int) -> dict[str, nn.Module]:
         "cat": Applied(lambda x: torch.cat([x, x * 2], 1)), "residual": Applied(lambda x: x + F.relu(x)),
         "scale": Applied(lambda x, p: x * p + p, 4, 1, 1), "each position": Applied(lambda x, p: x * p, 9, w),
         "mean": Applied(lambda x: x.mean()), "sum": Applied(lambda x: x.sum(2)), "in place": Applied(in_place),
+        "in place with a parameter": Applied(in_place_with, 4, 1, 1),
         "gate": Applied(lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)).expand_as(x)),
         "one column": Applied(lambda x: F.relu(F.max_pool2d(x, (1, w)))), "one row": Applied(one_row),
         "masked": Applied(lambda x: x.masked_fill(x > 0.5, 2.0)),

@@ -135,6 +135,17 @@ def test_causal_circular_padding() -> None:
     torch.testing.assert_close(y.full_tensor(), layer(x))
 
 
+@on(2)
+def test_circular_padding_by_the_backend_of_the_layer() -> None:
+    layer = convgrad.nn.Conv1d(3, 3, 3, padding=1, padding_mode="circular", backend="im2col")
+    sharded, x = shard_(copy.deepcopy(layer), init_device_mesh("cpu", (2,)), Shard(2)), torch.randn(1, 3, 8)
+    with convgrad.trace() as t:
+        y = sharded(x)
+        y.sum().backward()
+    assert {call.backend for call in t} == {"im2col"}
+    torch.testing.assert_close(y.full_tensor(), layer(x))
+
+
 # ---- what is refused -------------------------------------------------------------------------------
 
 

@@ -43,6 +43,8 @@ _ATTEMPTS, _START = 3, {"fork": 20.0, "spawn": 120.0}
 #: In a child: where its messages go, one at a time.
 _pipes: list[Connection] = []
 _lock = lock_over_forks()
+#: Held while a child starts: the filters of warnings belong to all threads.
+_starting = lock_over_forks()
 
 
 class NoChild(Exception):  # noqa: N818 (it is an outcome)
@@ -141,7 +143,7 @@ class Child:
         self._trace = tempfile.TemporaryFile("w+") if fork else None  # noqa: SIM115 (`close` closes it)
         args = (self._answer, inner, *((pipe, self._trace) if fork else ()))
         child = context.Process(target=_serve, args=args, daemon=not fork)  # which could have no children
-        with warnings.catch_warnings():
+        with _starting, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
             child.start()
         inner.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -83,6 +84,10 @@ def explain(
                 "explain(input) needs a weight too, and the arguments of torch.convolution: "
                 "explain(input, weight, padding=1, groups=8)"
             )
+        try:
+            signature(ConvCall.of).bind(what, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"explain(input, weight) takes the arguments of torch.convolution: {error}") from None
         machine = _machine(device, what)
         weight, bias = (kwargs.get(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
         dtype = autocast_dtype(machine.device_type)

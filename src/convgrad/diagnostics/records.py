@@ -281,7 +281,7 @@ class Trace(Drawn):
 
     def __init__(self, *, onednn: bool = False) -> None:
         self.records: list[Call] = []
-        self._onednn, self._block = onednn, ExitStack()
+        self._onednn, self._block, self._depth = onednn, ExitStack(), 0
         self._take: Callable[[], tuple[str, ...]] = tuple
 
     def __call__(self, event: Event) -> None:
@@ -297,13 +297,17 @@ class Trace(Drawn):
         return iter(self.records)
 
     def __enter__(self) -> Self:
-        if self._onednn:
-            self._take = self._block.enter_context(onednn_log())
-        self._block.enter_context(observing(self))
+        self._depth += 1
+        if self._depth == 1:  # a block within its own adds nothing
+            if self._onednn:
+                self._take = self._block.enter_context(onednn_log())
+            self._block.enter_context(observing(self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._block.close()
+        self._depth -= 1
+        if self._depth == 0:
+            self._block.close()
 
     @property
     def rows(self) -> list[Call]:

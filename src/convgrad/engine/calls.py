@@ -17,7 +17,15 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, jit_tracing, suggested_format
+from .._compat import (
+    any_autocast,
+    device_modes,
+    dispatch_modes,
+    function_modes,
+    functorch_active,
+    jit_tracing,
+    suggested_format,
+)
 from ..backends import reads_odd_strides, warn_if_absent
 from ..problem import (
     ConvProblem,
@@ -63,7 +71,7 @@ def is_eager(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
         or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
         or functorch_active()
         or dispatch_modes()
-        or function_modes()
+        or ((modes := function_modes()) and modes > device_modes())
         or forward_ad._current_level >= 0
         or jit_tracing() is not None
     )

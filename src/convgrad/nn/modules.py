@@ -21,7 +21,7 @@ from ..engine import get_backend, use_backend
 from ..errors import ShapeError
 from ..functional import Ints, Layout, Padding
 from ..problem import pad
-from .constructors import dimensions
+from .constructors import dimensions, set_constructor
 from .deferred import Deferred
 from .padding import Padded, as_pairs, convolve
 from .tracing import leaf_of_fx, refuse_scripting
@@ -266,6 +266,8 @@ _DOCSTRING = """{first}
         True
     """
 for _layer in _modules:
+    if "__init__" not in vars(_layer):
+        set_constructor(_layer, _layer.__bases__[0], {})  # whose errors name the layer
     _layer.__doc__ = _DOCSTRING.format(
         first=(_layer.__doc__ or "").rstrip(), name=_layer.__name__, image=", 5" * dimensions(_layer),
         function=_layer._convgrad_function.__name__,

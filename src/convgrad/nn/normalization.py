@@ -22,7 +22,8 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 def _plain() -> bool:
     """Whether a call is a plain one: no transform, mode or trace sees it."""
-    modes = _compat.dispatch_modes() or _compat.function_modes() > watching()
+    functions = _compat.function_modes()
+    modes = _compat.dispatch_modes() or (functions > watching() and functions > watching() + _compat.device_modes())
     return not (modes or _compat.functorch_active() or _compat.forward_ad_active()) and _compat.jit_tracing() is None
 
 

@@ -97,8 +97,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _power(shift: Tensor) -> Tensor:
-    """``2 ** shift``; rounded to a few bits, as a device's ``exp2`` may be off in the last one."""
-    return shift.exp2().bfloat16().to(shift.dtype)
+    """``2 ** shift``, at most the dtype's largest; rounded to a few bits, as ``exp2`` may be off in the last one."""
+    return shift.clamp(max=math.frexp(torch.finfo(shift.dtype).max)[1] - 1).exp2().bfloat16().to(shift.dtype)
 
 
 def _round(x: Tensor, rounding: str) -> Tensor:

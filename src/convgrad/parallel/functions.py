@@ -125,6 +125,13 @@ _OTHERS: dict[str, Rule] = {
 
 
 _own_rules = frozenset(_DTENSORS.split())
+#: Functions in place, which DTensor has for DTensors and numbers alone -> those whose rule computes plain tensors too.
+_OF_PLAIN = {
+    getattr(Tensor, name): getattr(Tensor, rule)
+    for rule, names in {"add": "add_ __iadd__", "sub": "sub_ __isub__", "mul": "mul_ __imul__",
+                        "div": "div_ __itruediv__"}.items()
+    for name in names.split()
+}  # fmt: skip
 _PLACES = (F, torch, Tensor, torch._C._nn)  # pyright: ignore[reportAttributeAccessIssue]
 _RULES: dict[Any, Rule] = {
     getattr(place, name): rule
@@ -146,9 +153,12 @@ class Sharded(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
-        if not tensors or func.__name__ in _own_rules:
+        operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = [t for t in operands if isinstance(t, DTensor)]
+        in_place = func in _OF_PLAIN and isinstance(operands[0], DTensor) and len(tensors) < len(operands)
+        if not tensors or (func.__name__ in _own_rules and not in_place):
             return func(*args, **kwargs)
+        func = _OF_PLAIN[func] if in_place else func
         x, rule = tensors[0], _RULES.get(func)
         draws = rule in (dropout.dropout, dropout.alpha_dropout)
         if not draws and all(p.is_replicate() for t in tensors for p in t.placements):
@@ -160,7 +170,7 @@ class Sharded(TorchFunctionMode):
             )
         if rule is not elementwise.of_replicas:  # which passes all on to PyTorch
             kwargs = {_OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
-        if not kwargs.pop("inplace", False):
+        if not (kwargs.pop("inplace", False) or in_place):
             return rule(func, *args, **kwargs)
         if func is F.relu:
             return x.relu_()

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import functional
 from .._compat import named
+from ..engine import use_backend
 from ..errors import ShapeError, UnsupportedError
 from ..nn import constructors, feedback
 from .functions import Sharded, circular_convolution
@@ -178,7 +179,9 @@ def _sharded_class(cls: Any) -> type:
         if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
             sides = functional.sides_of(self)
             if min(map(min, sides)) >= 0:
-                return circular_convolution(input, weight, bias, sides, self.stride, self.dilation, self.groups)
+                backend = getattr(self, "_convgrad_backend", None)
+                with nullcontext() if backend is None else use_backend(backend):
+                    return circular_convolution(input, weight, bias, sides, self.stride, self.dilation, self.groups)
         return cls._conv_forward(self, input, weight, bias)
 
     body: dict[str, Any] = {"forward": forward}
