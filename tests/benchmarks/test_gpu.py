@@ -241,7 +241,10 @@ def test_one_failure_does_not_end_the_others() -> None:
     found: list[tuple[str, dict[str, Any]]] = []
     in_parallel(task, texts, (), 1, time.monotonic() + 60, lambda *answer: found.append(answer))
     assert [text for text, _ in found] == texts
-    assert gpu_report.failures(dict(found)) == ["dies: ended the process with status 3", "raises: ValueError: it raised"]
+    assert gpu_report.failures(dict(found)) == [
+        "dies: ended the process with status 3",
+        "raises: ValueError: it raised",
+    ]
 
 
 def test_a_stop_in_the_middle_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,7 @@ def test_a_device_never_waits_for_a_launch(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_on_a_device_that_is_not_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event without a stream is recorded on the current device's, where nothing runs: only the host's time was seen."""
+    """An event without a stream is recorded on the current device's, where nothing runs."""
     card = Card(monkeypatch)
     current, recorded = [0], []
 
