@@ -92,6 +92,16 @@ def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no answer" in failed
 
 
+def test_a_compiled_step_comes_after_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled graph times nothing: it has PyTorch's kernels where the model was not called before."""
+    told: list[str] = []
+    monkeypatch.setattr(gpu_calls, "_step", lambda *_: told.append("step") or torch.ones(()))
+    monkeypatch.setattr(torch, "compile", lambda model: told.append("compile") or model)
+    monkeypatch.setattr(gpu_calls, "_of_torchvision", lambda *_: (nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2)))
+    gpu_calls.training_step("any", 1, "NCHW", "compiled", "cpu")
+    assert told[:4] == ["step", "step", "compile", "step"]
+
+
 @pytest.mark.parametrize(
     "text", ["g2ic2oc2mb1ih6kh3ph1 channels_last", "mb2ic3ih8oc4kh4sh4", "mb2ic3ih4oc2oh8kh2sh2 transposed"]
 )
