@@ -68,9 +68,10 @@ from gpu_problems import (
     WIDE,
     layouts,
 )
-from gpu_report import line, report
-from gpu_workers import Worker, in_parallel, run_once
+from gpu_report import failures, line, report
+from gpu_workers import Task, Worker, in_parallel, run_once
 
+from convgrad.backends._native_library import load
 from convgrad.diagnostics import least_work
 from convgrad.engine.measure import conditions
 from convgrad.engine.registry import backends
@@ -89,7 +90,8 @@ class Run:
         self.begun = time.monotonic()
         self.table = table(args)
         self.state: dict[str, Any] = {
-            "conditions": f"{conditions(args.device)}, triton {triton_version()}",
+            "conditions": f"{conditions(args.device)}, triton {triton_version()}"
+            + ", no compiled library" * (not load()),
             "warning": _WARNING * args.dry_run,
             "card": {},
             "wanted": len(self.table) * len(WHAT),
@@ -149,7 +151,8 @@ def table(args: argparse.Namespace) -> list[tuple[ConvProblem, str]]:
     words = [w for w in args.only.split(",") if w]
     wanted = [ConvProblem.parse(p) for p in (TINY if args.dry_run else PROBLEMS)]
     wanted = [p for p in wanted if not words or any(w in p.name for w in words)]
-    typed = [p.replace(dtype=dtype) for p in wanted for dtype in DTYPES]
+    # float16 takes about as long as bfloat16: it comes last.
+    typed = [p.replace(dtype=d) for some in (DTYPES[:2], DTYPES[2:]) for p in wanted for d in some]
     return [(p, backend) for p in typed for backend in taking(p, args.backend, args.device)]
 
 
@@ -185,28 +188,34 @@ def hosted(run: Run) -> None:
                 run.save()
 
 
+def shared(run: Run, stage: str, task: Task, texts: list[str], share: float) -> None:
+    """A task for every text, by several workers, until a share of the time is over; each answer is kept at once."""
+    found = run.state.setdefault(stage, {})
+    found |= {text: {} for text in texts}
+
+    def keep(text: str, answer: dict[str, Any]) -> None:
+        found[text] = answer
+        run.save()
+
+    in_parallel(task, texts, (run.args.backend, run.args.device), run.args.workers, run.at(share), keep)
+
+
 def compiled(run: Run) -> None:
     """Every kernel of the rows that are still to be measured, into the cache on disk."""
-    args = run.args
     left = dict.fromkeys(problem for problem, backend in run.table if missing(run, problem, backend))
     texts = list(dict.fromkeys(str(p) for problem in left for p in layouts(problem).values()))
-    run.state["compiled"] = in_parallel(warm, texts, (args.backend, args.device), args.workers, run.at(0.6))
+    shared(run, "compiled", warm, texts, 0.6)
 
 
 def conformance(run: Run) -> None:
     """The suite on the device."""
-    found = run.state.get("conformance")
-    if found and found["done"] == found["of"]:
-        return
-    args = run.args
-    texts: list[str] = [*NARROW[:1]] if args.dry_run else [*NARROW, *WIDE]
-    run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.4))
+    texts, found = NARROW[:1] if run.args.dry_run else [*NARROW, *WIDE], run.state.get("conformance", {})
+    shared(run, "conformance", conform, [text for text in texts if "error" in (found.get(text) or {"error": ""})], 0.4)
 
 
 def sanitized(run: Run) -> None:
     """A few problems under compute-sanitizer."""
-    given = (run.args.backend, run.args.device)
-    run.state["sanitized"] = in_parallel(sanitize, [*NARROW[:3], *WIDE[:2]], given, run.args.workers, run.at(1))
+    shared(run, "sanitized", sanitize, [*NARROW[:3], *WIDE[:2]], 1.0)
 
 
 def graphs(run: Run) -> None:
@@ -226,18 +235,19 @@ def graphs(run: Run) -> None:
             answer = run_once(task, backend, args.device, *mode, limit=min(90.0, run.left))
             found[name] = answer.get("result") or answer["error"]
             print(f"{name}: {found[name]}", flush=True)
+            run.save()
 
 
 def steps(run: Run) -> None:
     """Training steps of whole models."""
     args, found = run.args, run.state.setdefault("steps", {})
     modes = MODES if args.device == "cuda" else MODES[:1]
-    for (name, batch), mode, layout in product(MODELS, modes, LAYOUTS):
+    for mode, (name, batch), layout in product(modes, MODELS, LAYOUTS):  # compiling takes minutes
         key = f"{name} {batch}, {layout}, {mode}"
         sequence = name == "mamba" and layout == "channels_last"  # it has no memory format
         if "stock" not in found.get(key, {}) and run.left > 5 and not sequence:
             asked = name, 2 if args.dry_run else batch, layout, mode, args.device
-            found[key] = run_once(training_step, *asked, limit=min(90.0, run.left))
+            found[key] = run_once(training_step, *asked, limit=min(240.0, run.left))
             print(key, found[key], flush=True)
             run.save()
 
@@ -304,7 +314,7 @@ def main() -> int:
 
 def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
-    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
+    stages = [failures(state.get(name, {})) for name in ("compiled", "conformance", "sanitized")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
     steps_failed = any(
         "error" in call for stage in ("steps", "verdicts", "host") for call in state.get(stage, {}).values()

@@ -146,6 +146,12 @@ def steps_table(found: dict[str, Any]) -> list[str]:
             "|---|---:|---:|---:|---|", *rows, ""]  # fmt: skip
 
 
+def failures(found: dict[str, dict[str, Any]]) -> list[str]:
+    """What failed of a stage that several workers share; an answer that is not there yet is empty."""
+    errors = [f"{text}: {answer['error']}" for text, answer in found.items() if "error" in answer]
+    return [failure for answer in found.values() for failure in answer.get("failures", ())] + errors
+
+
 def report(state: dict[str, Any]) -> str:
     """The whole run."""
     card, rows = state["card"], state["rows"]
@@ -166,9 +172,10 @@ def report(state: dict[str, Any]) -> str:
         if found is None:
             lines.append(f"- {stage}: not run")
             continue
-        lines.append(f"- {stage}: {found['passed']} passed, {len(found['failures'])} failed, "
-                     f"{found['done']} of {found['of']} problems reached")  # fmt: skip
-        lines += [f"  - {failure}" for failure in found["failures"][:20]]
+        passed, failed = sum(answer.get("passed", 0) for answer in found.values()), failures(found)
+        reached = f"{sum(map(bool, found.values()))} of {len(found)} problems reached"
+        lines += [f"- {stage}: {passed} passed, {len(failed)} failed, {reached}"]
+        lines += [f"  - {failure}" for failure in failed[:20]]
     lines += [
         f"- rows: {sum(bool(r['times']) for r in rows)} timed of {state['wanted']}",
         "",

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 from gpu_calls import short
@@ -66,26 +67,21 @@ def run_once(task: Task, *arguments: Any, limit: float) -> dict[str, Any]:
         return worker.run(task, *arguments, limit=limit)
 
 
-def in_parallel(task: Task, texts: list[str], arguments: tuple[Any, ...], workers: int, until: float) -> dict[str, Any]:
-    """Run a task for every text, until the time is up: checks passed, failures, and how far it got."""
+def in_parallel(
+    task: Task, texts: list[str], arguments: tuple[Any, ...], workers: int, until: float,
+    keep: Callable[[str, dict[str, Any]], object],
+) -> None:  # fmt: skip
+    """Run a task for every text, until the time is up; ``keep`` gets each text with its answer, one after the other."""
+    rest, one, count = iter(texts), Lock(), min(workers, len(texts))
 
-    def serve(mine: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        answers = []
+    def serve(_: int) -> None:
         with Worker() as worker:
-            for text in mine:
+            for text in rest:
                 answer = worker.run(task, text, *arguments, limit=until - time.monotonic())
                 if time.monotonic() >= until and "error" in answer:
                     break
-                answers.append((text, answer))
-        return answers
+                with one:
+                    keep(text, answer)
 
-    count = max(1, min(workers, len(texts)))
-    with ThreadPoolExecutor(count) as pool:
-        done = [one for some in pool.map(serve, (texts[i::count] for i in range(count))) for one in some]
-    return {
-        "passed": sum(answer.get("passed", 0) for _, answer in done),
-        "failures": [*(failure for _, answer in done for failure in answer.get("failures", ())),
-                     *(f"{text}: {answer['error']}" for text, answer in done if "error" in answer)],
-        "done": len(done),
-        "of": len(texts),
-    }  # fmt: skip
+    with ThreadPoolExecutor(count or 1) as pool:
+        list(pool.map(serve, range(count)))

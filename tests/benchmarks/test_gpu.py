@@ -47,7 +47,7 @@ def test_a_dry_run_and_its_continuation(tmp_path: Path) -> None:
     assert len(state["rows"]) == state["wanted"] == 12
     assert all({"ours NCHW", "ours channels_last"} <= row["times"].keys() for row in state["rows"])
     assert not any("error" in row for row in state["rows"])
-    assert state["compiled"]["done"] == state["compiled"]["of"] == 3
+    assert [answer["failures"] for answer in state["compiled"].values()] == [[]] * 3
     text = (tmp_path / "gpu.md").read_text()
     assert "no figure here says anything about a GPU" in text
     assert "31x31 forward over nn.Conv2d, worst, at least 14x: not measured" in text
@@ -90,6 +90,16 @@ def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     (*_, row, failed, _) = gpu_report.steps_table({"a step": found, "another": {"error": "no answer"}})
     assert row.startswith("| a step | 1 | ")
     assert "no answer" in failed
+
+
+def test_a_compiled_step_comes_after_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled graph times nothing: it has PyTorch's kernels where the model was not called before."""
+    told: list[str] = []
+    monkeypatch.setattr(gpu_calls, "_step", lambda *_: told.append("step") or torch.ones(()))
+    monkeypatch.setattr(torch, "compile", lambda model: told.append("compile") or model)
+    monkeypatch.setattr(gpu_calls, "_of_torchvision", lambda *_: (nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2)))
+    gpu_calls.training_step("any", 1, "NCHW", "compiled", "cpu")
+    assert told[:4] == ["step", "step", "compile", "step"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +175,7 @@ def test_some_stages(tmp_path: Path) -> None:
     dry_run(tmp_path, "--only", "mamba", "--stages", "card,conformance")
     state = json.loads((tmp_path / "gpu-state.json").read_text())
     assert state["card"]["launch"] > 0
-    assert state["conformance"]["done"] == state["conformance"]["of"] == 1
+    assert [answer["failures"] for answer in state["conformance"].values()] == [[]]
     assert not state["rows"]
     assert "compiled" not in state
     assert "compiled: not run" in (tmp_path / "gpu.md").read_text()
@@ -238,9 +248,34 @@ def test_a_worker_outlives_its_processes() -> None:
 @pytest.mark.slow
 def test_one_failure_does_not_end_the_others() -> None:
     texts = ["works", "dies", "works", "raises", "works"]
-    found = in_parallel(task, texts, (), 1, time.monotonic() + 60)
-    assert (found["passed"], found["done"], found["of"]) == (3, 5, 5)
-    assert found["failures"] == ["dies: ended the process with status 3", "raises: ValueError: it raised"]
+    found: list[tuple[str, dict[str, Any]]] = []
+    in_parallel(task, texts, (), 1, time.monotonic() + 60, lambda *answer: found.append(answer))
+    assert [text for text, _ in found] == texts
+    assert gpu_report.failures(dict(found)) == [
+        "dies: ended the process with status 3",
+        "raises: ValueError: it raised",
+    ]
+
+
+def test_a_stop_in_the_middle_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to four minutes of a stage were lost; the next run goes on with what is missing."""
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path), "--device", "cpu", "--workers", "1"])
+    first, second, third, *_ = gpu_problems.NARROW
+    asked: list[str] = []
+
+    def answer(self: Worker, task: object, text: str, *_: object, limit: float) -> dict[str, Any]:
+        asked.append(text)
+        if text == third:
+            raise KeyboardInterrupt
+        return {"error": "it hangs"} if asked == [first] else {"passed": 7, "failures": []}
+
+    monkeypatch.setattr(Worker, "run", answer)
+    for wanted in ([first, second, third], [first, second, third, first, third]):
+        run = gpu.Run(gpu.arguments())
+        run.resume()
+        with pytest.raises(KeyboardInterrupt):
+            gpu.conformance(run)
+        assert asked == wanted
 
 
 # ---- the report ------------------------------------------------------------------------------------

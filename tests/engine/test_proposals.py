@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import convgrad
 from convgrad.backends import triton
 from convgrad.backends.base import described
-from convgrad.engine import cache, calls, choice, choose, fusion_gains, register, rules, store
+from convgrad.engine import cache, calls, choice, choose, fusion_gains, observed, register, rules, store
 from convgrad.engine.measure import Comparison, environment, measurer
 from convgrad.problem import ConvProblem, Output
 
@@ -311,6 +311,22 @@ def test_a_fused_kernel_is_timed_once(timer: Timer, fused: float, monkeypatch: p
     fresh(monkeypatch)  # another process
     assert gains() == (fused < 1)
     assert len(timer.compared) == compared
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_observer_is_not_told_of_trials_and_they_do_not_wait(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waited for what keeps the device busy before it, so that all took equally long, and PyTorch's stayed."""
+    timer.seconds |= {"apart": 1.0, "fused": 0.5}
+    waits: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    plan = convgrad.engine.plan_for(P, ("forward",), CPU)
+    event = plan.event("fake", "why")._replace(device="cuda:0")
+    with convgrad.trace() as told:
+        fusion_gains(plan, lambda: observed(event, lambda: None), lambda: None)
+        assert (len(told.records), waits) == (0, [])
+        observed(event, lambda: None)
+    assert len(told.records) == 1
+    assert waits == ["cuda:0"] * 2
 
 
 @pytest.mark.usefixtures("fake", "timer")

@@ -3,6 +3,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -208,6 +210,24 @@ def test_a_device_never_waits_for_a_launch(monkeypatch: pytest.MonkeyPatch) -> N
     seconds = card.compare(host=True, **calls)
     assert seconds("slow") == pytest.approx(900e-6)
     assert seconds("quick") == pytest.approx(30e-6)
+
+
+def test_on_a_device_that_is_not_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event without a stream is recorded on the current device's, where nothing runs."""
+    card = Card(monkeypatch)
+    current, recorded = [0], []
+
+    @contextmanager
+    def device_index(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.accelerator, "device_index", device_index)
+    record = torch.Event.record
+    monkeypatch.setattr(torch.Event, "record", lambda event: recorded.append(current[-1]) or record(event))
+    compare({"call": lambda: card.enqueue(5e-6, 30e-6)}, seconds=0.01, device="meta:1")
+    assert {*recorded} == {1}
 
 
 def test_nothing_is_written_back_within_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:

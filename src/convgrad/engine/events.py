@@ -78,7 +78,8 @@ def unobserved() -> Generator[None, None, None]:
 def observed(event: Event, call: Callable[[], Any]) -> Any:
     """Return the result of a call of a backend, with a label for the profiler; tell every observer of it."""
     device = event.device
-    wait = device.startswith("cuda") and bool(observers)  # not for a profiler, which has a clock of its own
+    # Not for a profiler, which has a clock of its own, nor in a trial, whose time would be that of what is before it.
+    wait = device.startswith("cuda") and bool(observers) and not thread.unobserved
     with record_function(f"convgrad::{'+'.join(event.outputs)}[{event.backend}]"):
         if wait:
             torch.cuda.synchronize(device)

@@ -25,7 +25,7 @@ from ..._compat import dispatch_modes, jit_tracing, out_of_memory, warn_user
 from ...backends import Backend, padded
 from ...problem import ConvProblem, Outputs, passes_of
 from ...settings import capturing, determinism_demanded, measuring, measuring_share
-from ..events import thread
+from ..events import thread, unobserved
 from ..plan import Plan, Step, bind_step, slots_of
 from ..registry import backends, computed_at_once, registered
 from . import store
@@ -189,7 +189,8 @@ def fusion_gains(plan: Plan, apart: Callable[[], object], fused: Callable[[], ob
             _state.measured[key] = time.perf_counter()  # the store is not read in each call until there is time
             with suppress(RuntimeError, MemoryError), _alone(plan.device, *_FOR_PROPOSALS) as alone, torch.no_grad():
                 if alone:
-                    times, raised = _times({"apart": apart, "fused": fused}, plan.device, compile=True)
+                    with unobserved():
+                        times, raised = _times({"apart": apart, "fused": fused}, plan.device, compile=True)
                     if "fused" in (*times, *raised):
                         plan.fusion_gains = times.get("fused", 1.0) < 1
                         store.write("fusion", key, plan.fusion_gains)

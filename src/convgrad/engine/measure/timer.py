@@ -223,16 +223,17 @@ class _Clock:
         """
         flushes = min(_MOST_FLUSHES, 1 + math.ceil(2 * expected / max(self.flush, _LEAST_ON_DEVICE)))
         events, enqueued = [], []
-        for _ in range(n):
-            start, end = (torch.Event(self._device, enable_timing=True) for _ in range(2))
-            for _ in range(flushes):
-                self.read()
-            start.record()
-            begun = time.perf_counter()
-            call()
-            enqueued.append(time.perf_counter() - begun)
-            end.record()
-            events.append((start, end))
+        with torch.accelerator.device_index(self._device.index):  # an event is recorded on the current one's stream
+            for _ in range(n):
+                start, end = (torch.Event(self._device, enable_timing=True) for _ in range(2))
+                for _ in range(flushes):
+                    self.read()
+                start.record()
+                begun = time.perf_counter()
+                call()
+                enqueued.append(time.perf_counter() - begun)
+                end.record()
+                events.append((start, end))
         torch.accelerator.synchronize(self._device)
         return statistics.median(a.elapsed_time(b) for a, b in events) * 1e-3, statistics.median(enqueued)
 
