@@ -512,8 +512,12 @@ def threads(check: PropertyCheck) -> None:
             return pausing
 
         barrier.wait()
+        before = sys.gettrace()
         sys.settrace(pausing)
-        return [(i % 2, check.run(placed[i % 2])) for i in range(thread, thread + _ROUNDS)]
+        try:
+            return [(i % 2, check.run(placed[i % 2])) for i in range(thread, thread + _ROUNDS)]
+        finally:
+            sys.settrace(before)  # since Python 3.12 all threads remain slow until it is unset
 
     with ThreadPoolExecutor(_THREADS) as pool:
         found = [result for results in pool.map(calls, range(_THREADS)) for result in results]
