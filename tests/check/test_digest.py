@@ -61,9 +61,9 @@ def test_where_the_code_stands_changes_nothing() -> None:
 
 def test_modules_and_operators_that_code_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of a module of the user's is more than its name, and so is an operator of torch.library."""
-    for name in ("mine", "mine.part", "mine.other"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    mine, part, other = (sys.modules[name] for name in ("mine", "mine.part", "mine.other"))
+    mine, part, other = (ModuleType(name) for name in ("mine", "mine.part", "mine.other"))
+    for module in (mine, part):  # the third was loaded by its path
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     vars(mine).update(__version__="1.0", part=part)
     vars(part).update(mine=mine, other=other)
     forward = eval("lambda x: mine.part.double(x)", {"mine": mine})

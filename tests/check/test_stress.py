@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -41,6 +44,27 @@ def test_shared_memory() -> None:
         return mine.clone()
 
     assert failing(shared) == {"threads"}
+
+
+def test_traces_of_threads_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a debugger or of coverage; since Python 3.12 one that is left makes all threads slow."""
+    last: dict[int, object] = {}
+
+    def trace(*_: object) -> None:
+        return None
+
+    def settrace(function, original=sys.settrace) -> None:
+        last[threading.get_ident()] = function
+        original(function)
+
+    monkeypatch.setattr(sys, "settrace", settrace)
+    threading.settrace(trace)
+    try:
+        check_problem("reference", TEXT, "forward", properties=["threads"])
+    finally:
+        threading.settrace(None)  # pyright: ignore[reportArgumentType]
+    assert last
+    assert {*last.values()} == {trace}
 
 
 def test_one_wrong_element_of_many() -> None:

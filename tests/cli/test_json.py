@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -130,6 +131,15 @@ def test_standard_error_may_be_closed() -> None:
     command = ["sh", "-c", '"$0" -m convgrad names conv2d --json 2>&-', sys.executable]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     assert valid("names", done.stdout)["data"]["name"] == "conv2d"
+
+
+def test_what_a_compiled_kernel_prints_goes_to_standard_error() -> None:
+    Path("kernels.py").write_text("import ctypes\nctypes.CDLL(None).printf(b'by C')\n")
+    command = [sys.executable, "-m", "convgrad", "--kernels", "kernels.py", "names", "conv2d", "--json"]
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+    assert valid("names", done.stdout)["data"]["name"] == "conv2d"
+    assert "by C" in done.stderr
 
 
 def test_report_of_a_script_whose_process_prints(capfd: pytest.CaptureFixture[str]) -> None:

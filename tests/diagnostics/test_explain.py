@@ -156,7 +156,9 @@ def test_an_empty_problem() -> None:
     assert set(e.chosen().values()) == {"engine"}
 
 
-@pytest.mark.parametrize("padding", ["same", "valid", ((0, 2), (1, 0)), (0, 2, 1, 0), (1, 2), 1])
+@pytest.mark.parametrize(
+    "padding", ["same", "valid", ((0, 2), (1, 0)), (0, 2, 1, 0), (1, 2), 1, -1, ((-1, -1), (0, 1))]
+)
 def test_padding_is_read_as_by_the_functions(padding: Any) -> None:
     x, w = torch.ones(1, 4, 9, 9), torch.ones(4, 4, 3, 3)
     assert explain(x, w, padding=padding).problem == explain(convgrad.conv2d, x, w, padding=padding).problem

@@ -60,7 +60,7 @@ def test_a_step_has_a_backward_wherever_it_runs_and_of_complex_outputs_too(aroun
 
 
 def test_a_step_has_a_backward_of_outputs_in_a_dataclass():
-    @dataclass
+    @dataclass(slots=True)
     class Outputs:
         logits: torch.Tensor
 

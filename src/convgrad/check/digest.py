@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import io
 import marshal
 import pickle
 import sys
@@ -16,7 +15,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import torch
@@ -36,12 +43,12 @@ _ASIDE += ("__annotations__", "__annotate_func__", "__annotations_cache__")
 
 def digest(parts: Iterable[Any]) -> str:
     """Return a digest of functions and values, equal in another process; empty if something has no identity."""
-    content = io.BytesIO()
+    content = hashlib.sha256()
     try:
-        _Pickler(content, protocol=4).dump(tuple(parts))
+        _Pickler(SimpleNamespace(write=content.update), protocol=4).dump(tuple(parts))
     except Exception:  # objects that do not pickle raise anything
         return ""
-    return hashlib.sha256(content.getbuffer()).hexdigest()[:32]
+    return content.hexdigest()[:32]
 
 
 class _Pickler(pickle.Pickler):
@@ -136,10 +143,10 @@ def _library(obj: Any) -> tuple[Any, ...]:
 
 def _module(name: str) -> tuple[Any, ...]:
     """Return the name of a module, its package's version and the bytes of its file; Python's version is known."""
-    top, file = name.partition(".")[0], getattr(sys.modules[name], "__file__", None)
+    top, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None)
     if top in sys.stdlib_module_names:
         return (name,)
-    version = getattr(sys.modules[top], "__version__", None)
+    version = getattr(sys.modules.get(top), "__version__", None)
     return name, str(version), Path(file).read_bytes() if file and Path(file).is_file() else b""
 
 

@@ -281,7 +281,7 @@ def again(check: PropertyCheck) -> None:
     if check.backend.deterministic:
         _same_bits(after, once_more, "a second call with the same operands")
     whole = changed(p, input_size=tuple(d.padded for d in p.dims), padding=((0, 0),) * p.ndim)
-    if (larger := replace(check, problem=whole or p)).calls:
+    if whole and whole != p and (larger := replace(check, problem=whole)).calls:
         with contextlib.suppress(Exception):  # whether it can compute that one is no matter of this problem's
             larger.run(larger.integers())
         check.compare(check.run(placed), second, where=f"after {larger.problem}: is its scratch memory cleared?")
@@ -512,8 +512,12 @@ def threads(check: PropertyCheck) -> None:
             return pausing
 
         barrier.wait()
+        before = sys.gettrace()
         sys.settrace(pausing)
-        return [(i % 2, check.run(placed[i % 2])) for i in range(thread, thread + _ROUNDS)]
+        try:
+            return [(i % 2, check.run(placed[i % 2])) for i in range(thread, thread + _ROUNDS)]
+        finally:
+            sys.settrace(before)  # since Python 3.12 all threads remain slow until it is unset
 
     with ThreadPoolExecutor(_THREADS) as pool:
         found = [result for results in pool.map(calls, range(_THREADS)) for result in results]

@@ -151,4 +151,4 @@ def steps(
     if as_csv is not None:
         titles = ["model", *Variant.__annotations__]
         as_csv.write_text(csv_text([titles, *(row.values() for row in rows)]), encoding="utf-8")
-    return Result({"conditions": said, "steps": rows, "warnings": warnings}, 130 * interrupted)
+    return Result({"conditions": said, "steps": rows, "warnings": warnings}, 130 if interrupted else 0)

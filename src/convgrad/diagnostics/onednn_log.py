@@ -31,7 +31,6 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
     if not torch.backends.mkldnn.is_available():
         yield tuple
         return
-    _flush()
     with tempfile.TemporaryFile() as file, redirected(1, file) as real:
         read = 0
 
@@ -54,11 +53,13 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
 @contextmanager
 def redirected(descriptor: int, file: IO[bytes]) -> Generator[int, None, None]:
     """Let a file descriptor of this process be that of a file in this block; yield a copy of what it was."""
+    _flush()
     real = os.dup(descriptor)
     os.dup2(file.fileno(), descriptor)
     try:
         yield real
     finally:
+        _flush()
         os.dup2(real, descriptor)
         os.close(real)
 
@@ -69,5 +70,5 @@ def _flush() -> None:
         if stream is not None:
             with suppress(ValueError, OSError):
                 stream.flush()
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # the last on Windows
         ctypes.CDLL(None).fflush(None)

@@ -127,7 +127,9 @@ def _processes(number: int) -> str:
 
 def _several(children: int, threads: bool) -> str:
     """Return what computed at the same time, where times of its parts may exceed the whole; else nothing."""
-    return _processes(children) if children else "threads" * threads
+    if children:
+        return _processes(children)
+    return "threads" if threads else ""
 
 
 def profile_script(

@@ -132,8 +132,10 @@ def _show(error: BaseException) -> None:
     frame = tb
     while frame is not None and frame.tb_next is not None:
         files = [below.f_code.co_filename for below, _ in walk_tb(frame.tb_next)]
-        if {*files[: 1 if isinstance(error, KeyboardInterrupt) else None]} == {_KERNELS}:
-            frame.tb_next = None  # PyTorch's own error, raised within an exchanged kernel; or an interrupt in it
+        if isinstance(error, KeyboardInterrupt):  # it may come anywhere below an exchanged kernel
+            files = files[:1]
+        if all(file == _KERNELS for file in files):
+            frame.tb_next = None  # PyTorch's own error, raised within an exchanged kernel, or an interrupt
         else:
             frame = frame.tb_next
     sys.excepthook(type(error), error.with_traceback(tb), tb)

@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -105,7 +105,8 @@ def training_step(model: nn.Module, inputs: Any) -> Callable[[], Sequence[Tensor
     def step() -> Sequence[Tensor | None]:
         with torch.inference_mode(False):  # which records gradients, too
             result = model(*args, **kwargs)
-            result = vars(result) if is_dataclass(result) else result  # which torch's trees do not know
+            if is_dataclass(result):  # which torch's trees do not know
+                result = [getattr(result, field.name) for field in fields(result)]
             outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             total = sum((torch.view_as_real(t) if t.is_complex() else t).sum() for t in outputs)
             return torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, Tensor) else ()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._compat import channels_last_of, suggests_channels_last, usual_strides
-from ...errors import DtypeError, ShapeError
+from ...errors import DtypeError
 from ...problem import INT32_MAX, ConvProblem, Geometry, Ints, Padding, all_arguments, conv_geometry, convolution_shape
 
 
@@ -102,8 +102,6 @@ class ConvCall(NamedTuple):
         x, w, b = TensorSpec.of(input), TensorSpec.of(weight), None if bias is None else TensorSpec.of(bias)
         form = (stride, padding, dilation, transposed, output_padding, groups)
         g = conv_geometry(w.shape, *all_arguments(len(w.shape) - 2, w.shape, *form))
-        if any(low == high < 0 for low, high in g.padding):  # PyTorch's one number for both sides crops nothing
-            raise ShapeError(f"negative padding is not supported, but got padding={padding}")
         convolution_shape(x.shape, w.shape, None if b is None else b.shape, g)
         for name, t in (("weight", w), ("bias", b)):
             if t is not None and t.dtype != x.dtype and not x.mkldnn:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..._compat import channels_last_of
 from ...backends import padded
+from ...errors import ShapeError
 from ...problem import ConvProblem, Geometry
 from . import conditions
 from .call import ConvCall, Ints, TensorSpec, short, suggested, told
@@ -105,6 +106,8 @@ def described_call(
     if weight is None:
         raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
     call = ConvCall.of(input, weight, *args, need_backward=need_backward, **kwargs)
+    if any(low == high < 0 for low, high in call.geometry.padding):  # one number for both sides crops nothing there
+        raise ShapeError(f"negative padding is not supported, but got padding={call.geometry.padding}")
     machine = machine_of(device, call.device)
     return call._replace(device=machine.device_type), machine
 
