@@ -24,7 +24,7 @@ from .._compat import wait
 from ..errors import UnsupportedError
 from .geometry import Exchange, Range, Route, chunks
 from .halo import exchange
-from .redistribution import groups_of
+from .redistribution import groups_of, redistribute
 
 
 def shards(x: DTensor) -> dict[int, int]:
@@ -71,7 +71,9 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
     order = sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
     whole = torch.empty_permuted(tuple(shape), order, device="meta")  # its strides are in the order of the local ones
     local = _Materialized.apply(local)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    made = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    # A gradient in other placements comes back in these: by DTensor's own way it would have no derivative.
+    return redistribute(made, placements, "a part") if made.requires_grad else made
 
 
 def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -> DTensor:
