@@ -72,8 +72,10 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
     whole = torch.empty_permuted(tuple(shape), order, device="meta")  # its strides are in the order of the local ones
     local = _Materialized.apply(local)
     made = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    if torch.compiler.is_dynamo_compiling() or not made.requires_grad:  # a compiled graph has no second derivatives
+        return made
     # A gradient in other placements comes back in these: by DTensor's own way it would have no derivative.
-    return redistribute(made, placements, "a part") if made.requires_grad else made
+    return redistribute(made, placements, "a part")
 
 
 def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -> DTensor:
