@@ -36,7 +36,7 @@ from .results import Status
 _SLACK = 4096
 _THREADS, _ROUNDS = 4, 3
 #: A thread pauses before each of so many lines of the user's, so that others run between any two; for how many seconds.
-_LINES, _PAUSE = 1000, 1e-6
+_LINES, _PAUSE = 100, 5e-4
 _ONLY_A_SUM = "the gradient of a bias is only a sum"
 
 
