@@ -34,9 +34,12 @@ def least_norm(itemsize: int, by_image: bool, contiguous: bool) -> int:
     """Return the number of an input's elements from which a training step gains."""
     if by_image:
         return LEAST_NORM["input, by image"]
-    threads = torch.get_num_threads()
-    often = (1 if threads == 1 else 2 * threads) * (4 if itemsize == 2 else 1) * (1 if contiguous else 4)
-    return LEAST_NORM["input"] * often
+    least, threads = LEAST_NORM["input"], torch.get_num_threads()
+    if threads > 1:
+        least *= 2 * threads
+    if itemsize == 2:
+        least *= 4
+    return least if contiguous else 4 * least
 
 
 def norm_gains(shape: Sequence[int], channels_last: bool, by_image: bool) -> bool:

@@ -27,7 +27,7 @@ _NO_GPU = (
 #: Words of a failure's message, and what to change.
 _HINTS = {
     "not implemented for": _DTYPES,
-    "unsupported ScalarType": _DTYPES,  # of bfloat16, which numpy has not
+    "unsupported ScalarType": _DTYPES,  # numpy has no bfloat16
     "active drivers": _NO_GPU,  # Triton's words, as the next
     "cpu tensor?": _NO_GPU,
     "it changed the number of threads": "a library with OpenMP sets PyTorch's number of threads too; numba, at its "

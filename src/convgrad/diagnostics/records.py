@@ -297,11 +297,11 @@ class Trace(Drawn):
         return iter(self.records)
 
     def __enter__(self) -> Self:
-        self._depth += 1
-        if self._depth == 1:  # a block within its own adds nothing
+        if self._depth == 0:  # a block within its own adds nothing
             if self._onednn:
                 self._take = self._block.enter_context(onednn_log())
             self._block.enter_context(observing(self))
+        self._depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ..problem import all_arguments, constants, effective_kernel, padding_pairs, paddings, refuse_nested, shown
+from ..problem import all_arguments, as_text, constant_sizes, effective_kernel, padding_pairs, paddings, refuse_nested
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +25,7 @@ def sizes(value: Sequence[int], name: str) -> list[int]:
     try:
         return [v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value]
     except TypeError:
-        raise TypeError(f"{name} is a sequence of integers, such as a tensor's shape; got {shown(value)}") from None
+        raise TypeError(f"{name} is a sequence of integers, such as a tensor's shape; got {as_text(value)}") from None
 
 
 def require_tensors(name: str, **operands: object) -> None:
@@ -78,7 +78,7 @@ def gradient_arguments(
         return arguments
     if not len(stride) == len(dilation) == len(stated) == d:
         return arguments
-    inner, outer, kernel = map(constants, (input_size[2:], output_size[2:], weight_size[2:]))
+    inner, outer, kernel = map(constant_sizes, (input_size[2:], output_size[2:], weight_size[2:]))
     dims = zip(inner, outer, kernel, stride, padding_pairs(padding, d), dilation, strict=True)
     missing = [out - ((n - 1) * s - low - high + effective_kernel(k, dil)) for n, out, k, s, (low, high), dil in dims]
     if all(0 <= m < max(s, dil) for m, s, dil in zip(missing, stride, dilation, strict=True)):

@@ -13,9 +13,19 @@ from torch import Tensor
 
 from .._compat import accumulate_dtype
 from ..ops import autocast_is_on, cast_operands
-from ..problem import Geometry, by_pytorch, check_backward, check_operands, conv_geometry, effective_kernel
+from ..problem import (
+    Geometry,
+    Ints,
+    Padding,
+    by_pytorch,
+    check_backward,
+    check_operands,
+    conv_geometry,
+    effective_kernel,
+    require_bool,
+)
 from ._arguments import gradient_arguments, of_tensors, sizes
-from ._gradients import Ints, Padding, grad_bias, grad_weight, require_bool
+from ._gradients import grad_bias, grad_weight
 
 
 @of_tensors("input", "grad_output")

@@ -30,7 +30,7 @@ def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
             return tuple([v if isinstance(v, int) else _integer(v) for v in value])
     except TypeError:
         pass
-    raise TypeError(f"{name} is an integer or a tuple of {d} integers, got {shown(value)}")
+    raise TypeError(f"{name} is an integer or a tuple of {d} integers, got {as_text(value)}")
 
 
 def _integer(value: Any) -> int:
@@ -42,7 +42,7 @@ def _integer(value: Any) -> int:
     return index(value)
 
 
-def shown(value: object) -> str:
+def as_text(value: object) -> str:
     """Return a value as text for a message; a tensor is shown by its shape."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
@@ -51,7 +51,7 @@ def require_bool(name: str, value: object) -> None:
     """Refuse anything but a bool, as PyTorch does."""
     if value is not True and value is not False:
         hint = " (conv2d_input and conv2d_weight take the arguments of torch.nn.grad)" if name == "transposed" else ""
-        raise TypeError(f"{name} is True or False, got {shown(value)}{hint}")
+        raise TypeError(f"{name} is True or False, got {as_text(value)}{hint}")
 
 
 def paddings(
@@ -63,7 +63,7 @@ def paddings(
         return _padding_integers(padding, d)
     if padding == "valid" or d < 1:  # no weight, which is refused when its shape is looked at
         return (0,) * d
-    kernel = constants(weight_size[2:])
+    kernel = constant_sizes(weight_size[2:])
     steps = dilation if len(dilation) == d else tuple(dilation) * d
     totals = [dil * (k - 1) for k, dil in zip(kernel, steps, strict=False)]
     if padding == "causal":
@@ -100,7 +100,7 @@ def _shortest(both: tuple[int, ...]) -> tuple[int, ...]:
     return both[::2] if both[::2] == both[1::2] and all(p >= 0 for p in both) else both
 
 
-def constants(sizes: Sequence[Any]) -> Sequence[int]:
+def constant_sizes(sizes: Sequence[Any]) -> Sequence[int]:
     """Return sizes as integers, also in a jit trace, where they are tensors, without its warning."""
     if not sizes or type(sizes[0]) is not Tensor:
         return sizes
@@ -121,7 +121,7 @@ def all_arguments(
     try:
         return (s, pads, dil, transposed, extra, groups if type(groups) is int else _integer(groups))
     except TypeError:
-        raise TypeError(f"groups is an integer, got {shown(groups)}") from None
+        raise TypeError(f"groups is an integer, got {as_text(groups)}") from None
 
 
 def problem_of_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, *form: Any) -> ConvProblem:
