@@ -76,6 +76,10 @@ def test_reasons_of_bands(tf32: bool) -> None:
     assert "mostly zeros" in reasons(
         ConvProblem.parse("g8ic8ih20iw20oc8kh31kw3ph15pw1").replace(dtype=half), banded=True
     )
+    for columns in (64, 65):
+        long = ConvProblem.parse(f"g8ic8iw200oc8ow200kw{columns}pw{columns - 1}").replace(dtype=half)
+        assert not reasons(long, "forward", banded=True)
+        assert ("at most 64 columns" in reasons(long, "grad_weight", banded=True)) == (columns > 64)
     strided = ConvProblem.parse("g8ic8ih20oc8kh9ph4sh2").replace(dtype=half)
     assert "without a stride" in reasons(strided, "grad_input", banded=True)
     assert not reasons(strided, banded=True)
