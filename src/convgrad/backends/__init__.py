@@ -33,6 +33,7 @@ def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     return [
         AtenBackend(), NativeBackend(), TritonBackend(), TritonBandedBackend(), Im2colBackend(), ReferenceBackend(),
-        *ROUTES, AtenMatmulBackend(), AtenPatchesBackend(), FftBackend(), NativeAvx2Backend(), NativeAmxBackend(),
-        NativeWinogradBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
+        *ROUTES, AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(),
+        NativeWinogradBackend(), FftBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(),
+        AtenNativeBackend(),
     ]  # fmt: skip

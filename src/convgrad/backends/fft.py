@@ -30,8 +30,8 @@ from .aten import AtenBackend
 from .base import Arithmetic, Backend, Kernel
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: Bytes of the transforms of one operand that are made at a time: on a GPU enough to fill it.
-_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+#: Bytes of the transforms of one operand at a time: little, where memory may be fresh; on a GPU enough to fill it.
+_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
 
 class FftBackend(Backend):
