@@ -56,6 +56,7 @@ g8ic8oc8mb2ih8iw16kh3kw3ph1pw1 bfloat16
 g16ic16oc16mb2ih7iw9kh3kw3ph1pw1 channels_last bfloat16
 g6ic6oc6mb2ih7iw7kh5kw5ph2pw2 channels_last
 g8ic8oc8mb3ih7iw7kh7kw7ph3pw3
+g8ic8oc8mb3ih8iw16kh7kw7ph3pw3
 g8ic8oc8mb2ih9iw12kh3kw3ph1pw1sh2sw2 float16
 g4ic4oc8mb2ih9iw8kh3kw2sh1sw2ph1pw1dh1dw0
 g4ic4oc4mb2ih13iw9kh3kw3ph2pw2dh1dw1 channels_last float16
@@ -78,6 +79,7 @@ g144ic144oc144mb32ih56kh3ph1n"mobilenet 56" bfloat16 channels_last
 g96ic96oc96mb64ih56kh7ph3n"convnext 56" float16 channels_last
 g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31" bfloat16
 g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31" channels_last
+g768ic768oc768mb4iw2048ow2048kw2048pw2047n"long filter" bfloat16
 """.strip().splitlines()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WHAT = ("forward", "grad_input", "grad_weight", "backward")

@@ -197,7 +197,7 @@ def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
         if found is not None and "aten" in found.times:
             pairs = [(t[0], t[-1]) for t in found.times.values()]
             noise = max(abs(math.log(a / b)) / 2 for a, b in pairs)
-            times = {way: math.sqrt(a * b) for way, (a, b) in zip(found.times, pairs, strict=True)}
+            times = {way: math.sqrt(a * b) for way, (a, b) in zip(found.times, pairs, strict=True) if way in WAYS}
             yield {"pass": pass_, **times, "noise": noise}
 
 

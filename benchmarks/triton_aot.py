@@ -1,9 +1,11 @@
-"""Triton kernels compiled where there is no GPU: registers, spills and shared memory, as a table.
+"""Triton kernels compiled where there is no GPU: registers, spills, shared memory and instructions, as a table.
 
     python benchmarks/triton_aot.py [--targets sm_90] [--jobs 2] [PROBLEM ...]
 
-Launches are recorded with tensors of the meta device, so what is compiled is what would have been launched. The exit
-status is 1 where a kernel spills or takes more shared memory than the chip has. Triton keeps what was compiled on disk.
+Launches are recorded with tensors of the meta device, so what is compiled is what would have been launched. Of NVIDIA's
+chips the instructions of the longest loop are counted, each once: those of a tile, and of the loops in it for values
+that are not finite, which rarely run. The exit status is 1 where a kernel spills or takes more shared memory than the
+chip has. Triton keeps what was compiled on disk.
 """
 
 from __future__ import annotations
@@ -142,20 +144,42 @@ def compiled(call: Call, target: GPUTarget, more: dict[str, int]) -> Any:
     return triton.compile(source, target=target, options=options)
 
 
-def resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int]:
-    """Registers and spilled bytes of a thread, shared memory of a program in bytes."""
+def resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int, int]:
+    """Return registers and spilled bytes of a thread, shared memory of a program in bytes, instructions of a loop."""
+    instructions = 0
     if target.backend == "hip":
         text = kernel.asm["amdgcn"]
         found = _number(r"\.vgpr_count:\s+(\d+)", text), _number(r"\.private_segment_fixed_size:\s+(\d+)", text)
     else:
-        tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(kernel.asm["cubin"])
-            file.flush()
-            text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+        text = _printed(kernel, "cuobjdump", "-res-usage")
         # Without local arrays in the source, a stack holds nothing but spilled registers.
         found = _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
-    return (*found, kernel.metadata.shared)
+        instructions = longest_loop(_printed(kernel, "nvdisasm", "-c"))
+    return (*found, kernel.metadata.shared, instructions)
+
+
+def _printed(kernel: Any, tool: str, option: str) -> str:
+    """Return what one of the CUDA tools that Triton brings prints of a kernel."""
+    path = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", tool)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        return subprocess.run([path, option, file.name], check=True, capture_output=True, text=True).stdout
+
+
+def longest_loop(assembly: str) -> int:
+    """Return the largest number of instructions between a label and a jump back to it."""
+    labels: dict[str, int] = {}
+    count = longest = 0
+    for line in assembly.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
+            count += 1
+            longest = max(
+                [longest, *(count - labels[to] for to in re.findall(r"BRA.*(\.L_x_\d+)", line) if to in labels)]
+            )
+    return longest
 
 
 def _number(pattern: str, text: str) -> int:
@@ -163,7 +187,7 @@ def _number(pattern: str, text: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def examine(text: str, what: str, targets: Sequence[str]) -> list[tuple[str, list[tuple[int, int, int]]]]:
+def examine(text: str, what: str, targets: Sequence[str]) -> list[tuple[str, list[tuple[int, ...]]]]:
     """For each kernel of a pass, but the one that adds partial sums: its name and its resources on each target."""
     rows = []
     for call in launches(text, what):
@@ -199,12 +223,12 @@ def main() -> int:
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     args = parser.parse_args()
-    heads = ["problem", "pass", "kernel", *(f"{t}: registers / spilled / shared" for t in args.targets)]
+    heads = ["problem", "pass", "kernel", *(f"{t}: registers / spilled / shared / instructions" for t in args.targets)]
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
     kernels = faults = 0
     for text, what, kernel, found in table(args.problems, args.passes, args.targets, args.jobs):
         cells = [" / ".join(map(str, taken)) for taken in found]
-        for i, (_, spilled, shared) in enumerate(found):
+        for i, (_, spilled, shared, _) in enumerate(found):
             if spilled or shared > TARGETS[args.targets[i]][1]:
                 cells[i] = f"**{cells[i]}**"
                 faults += 1

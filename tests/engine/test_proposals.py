@@ -100,6 +100,19 @@ def test_the_first_call_decides_and_the_verdict_is_stored(timer: Timer, fake: Fa
     assert found.times == {"aten": (1.0,), "fake": (ours,)}
 
 
+@pytest.mark.parametrize("faster", ["fake", "second"])
+def test_all_that_is_proposed_is_timed_at_once(timer: Timer, faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "proposals", lambda *_: [("fake", "wide"), ("triton", "not here"), ("second", "long")])
+    for name in ("fake", "second"):
+        register(backend := Fake(name))
+        backend.checks_itself = True
+        timer.seconds[name] = OURS / 2 if name == faster else OURS
+    assert chosen()[0] == "fake"
+    forward()
+    assert timer.compared[0] == ["aten", "fake", "second"]
+    assert chosen()[0] == faster
+
+
 def test_both_gradients_are_timed_as_one_call(timer: Timer, fake: Fake) -> None:
     first = step()
     torch.testing.assert_close(step(), first)
@@ -373,7 +386,7 @@ def test_a_fused_kernel_that_raises_is_not_tried_again() -> None:
         ("g96ic96oc96mb8id16ih56iw56kd3kh3kw3pd1ph1pw1", ("forward",), "triton"),
         ("g8ic8oc8mb1ih8kh3ph1", BOTH, "aten"),  # a launch takes longer
         ("g384ic384oc384mb32ih32kh31ph15 bfloat16", ("forward",), "triton:banded"),
-        ("g384ic384oc384mb32ih32kh31ph15", ("forward",), "aten"),  # nobody asked for TF32
+        ("g384ic384oc384mb32ih32kh31ph15", BOTH, "fft"),  # nobody asked for TF32
         ("g512ic512oc512mb8iw4096kw31pw15 float16", BOTH, "triton:banded"),
         ("g512ic512oc512mb8iw4096kw31pw15", ("forward",), "triton"),
         ("ic144oc144mb32ih56kh3ph1", BOTH, "aten"),
@@ -388,10 +401,11 @@ def test_on_any_gpu_of_nvidia(
         with described(capability):
             steps = choose(problem, outputs, CUDA, stored=False)
         assert {s.backend.name for s in steps} == {expected}
-        assert {s.proposed for s in steps} == {expected != "aten"}
+        assert {bool(s.proposed) for s in steps} == {expected != "aten"}
         assert all(s.reason.startswith("proposed by rule") for s in steps if s.proposed)
     with described((7, 5)):  # for which Triton does not compile
-        assert {s.backend.name for s in choose(problem, outputs, CUDA, stored=False)} == {"aten"}
+        older = "fft" if problem.kernel_size == (31, 31) else "aten"
+        assert {s.backend.name for s in choose(problem, outputs, CUDA, stored=False)} == {older}
 
 
 @pytest.mark.parametrize(
@@ -406,7 +420,7 @@ def test_on_any_gpu_of_nvidia(
         ("mb2ic64id16ih56iw56oc64kd3kh3kw3pd1ph1pw1", "aten", "aten"),
         ("g32mb32ic256ih56oc256kh3ph1 bfloat16 channels_last", "aten:contiguous", "aten:contiguous"),
         ("g32mb32ic256ih56oc256kh3ph1 bfloat16", "aten", "aten"),
-        ("g384mb32ic384ih32oc384kh31ph15 channels_last", "aten:contiguous", "aten:contiguous"),
+        ("g384mb32ic384ih32oc384kh31ph15 channels_last", "fft", "fft"),
     ],
 )
 def test_routes_on_any_gpu(text: str, nvidia: str, amd: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -464,7 +464,7 @@ def test_what_gains_in_contiguous_layout_alone_is_aten_in_the_graph(monkeypatch:
     """Inductor lays PyTorch's convolutions out in channels_last on a CPU."""
 
     def chosen(problem: ConvProblem, *_: object) -> Any:
-        step = SimpleNamespace(backend=SimpleNamespace(name="native"), reason=reason, proposed=False)
+        step = SimpleNamespace(backend=SimpleNamespace(name="native"), reason=reason, proposed=())
         return SimpleNamespace(aten=problem.channels_last, steps=() if problem.channels_last else (step,))
 
     monkeypatch.setattr(lowering.engine, "plan_for", chosen)

@@ -11,6 +11,7 @@ from .aten import ROUTES, AtenBackend, complex_product, runs_as_stated, statable
 from .aten_defects import DEFECTS, INSTANCE_NORM_DEFECT, Defect, learn, reads_odd_strides, warn_of
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend, aten_choice
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
+from .fft import FftBackend, transform_sizes
 from .im2col import Im2colBackend
 from .native import (
     MOST_A_GROUP,
@@ -33,5 +34,6 @@ def built_in() -> list[Backend]:
     return [
         AtenBackend(), NativeBackend(), TritonBackend(), TritonBandedBackend(), Im2colBackend(), ReferenceBackend(),
         *ROUTES, AtenMatmulBackend(), AtenPatchesBackend(), NativeAvx2Backend(), NativeAmxBackend(),
-        NativeWinogradBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
+        NativeWinogradBackend(), FftBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(),
+        AtenNativeBackend(),
     ]  # fmt: skip

@@ -35,7 +35,7 @@ DTYPES: Final = (
 BACKENDS: Final = (
     "aten", "native", "triton", "triton:banded", "im2col", "reference", "aten:float32", "aten:channels_last",
     "aten:contiguous", "aten:padded", "aten:matmul", "aten:patches", "native:avx2", "native:amx", "native:winograd",
-    "aten:cudnn", "aten:miopen", "aten:mkldnn", "aten:native",
+    "fft", "aten:cudnn", "aten:miopen", "aten:mkldnn", "aten:native",
 )  # fmt: skip
 #: Machines that need not be here; more words say more, see `convgrad.diagnostics.Machine.parse`.
 MACHINES: Final = (

@@ -45,7 +45,7 @@ def choose(
     if problem.padding_mode != "zeros":  # what is best for the padded copy, and no copy where it can do without
         steps = choose(padded(problem), outputs, device, request, stored=stored, without=without)
         copying = [PaddedCopy.where_needed(s.backend, problem, s.outputs, device) for s in steps]
-        return tuple(s._replace(backend=b, proposed=False) for s, b in zip(steps, copying, strict=True))
+        return tuple(s._replace(backend=b, proposed=()) for s, b in zip(steps, copying, strict=True))
     return _Choice(problem, device, request, stored and not determinism_demanded(device), without).of(outputs)
 
 
@@ -107,11 +107,15 @@ class _Choice:
         for name, why in by_rule(problem, passes, device):
             yield self._steps(name, outputs, BY_RULE + why)
         pytorchs = self._steps("aten", outputs, "no rule prefers another backend")
-        for name, why in proposals(problem, device) if pytorchs else ():
-            proposed, untimed = self._steps(name, outputs, _PROPOSED + why), not_timed(device)
-            if proposed is not None and untimed:
-                yield self._steps("aten", outputs, f"{name} was not timed against it on this GPU, and {untimed}")
-            yield proposed and tuple(s._replace(proposed=True) for s in proposed)
+        found = [
+            (n, self._steps(n, outputs, _PROPOSED + w)) for n, w in (proposals(problem, device) if pytorchs else ())
+        ]
+        able = [(name, steps) for name, steps in found if steps is not None]
+        if able and (untimed := not_timed(device)):
+            yield self._steps("aten", outputs, f"{able[0][0]} was not timed against it on this GPU, and {untimed}")
+        for _, first in able[:1]:  # all that compute as much in one call are timed together
+            together = tuple(step for _, steps in able for step in steps if first)
+            yield tuple(step._replace(proposed=together) for step in first)
         yield pytorchs
         if len(passes) == 1:
             wrong, instead = get_backend("aten").wrong_here(problem, passes, device)

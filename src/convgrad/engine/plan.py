@@ -26,8 +26,8 @@ class Step(NamedTuple):
     reason: str
     #: The outputs of which measuring, once there is time, may change the choice; else none.
     unsettled: Outputs = ()
-    #: A rule proposed it, and its first call times it against PyTorch's own.
-    proposed: bool = False
+    #: The steps that rules propose, itself the first; its first call times them against PyTorch's own. Else none.
+    proposed: tuple[Step, ...] = ()
 
 
 def slots_of(outputs: Outputs) -> tuple[int, ...]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
-from math import prod
+from math import log2, prod
 from typing import Literal
 
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import capability, of_patches
+from ..backends import capability, of_patches, transform_sizes
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .costs import gains, library_of
@@ -39,6 +39,9 @@ _OF_PRODUCTS, _BY_AMX, _IN_16_BITS, _ELSEWHERE = 1.0, 1.3, 1.7, 1.45
 _SMALL_PRODUCT = 3e6
 #: FLOPs from which a product of patches gains.
 _SMALL_PATCH = 1e6
+#: Products for each operation of a Fourier transform (`products_per_frequency`) from which transforms gain, and FLOPs
+#: below which their many calls take longer (docs/rules.md).
+_LONG, _SHORT = 40, 5e7
 #: Linear layers: rows from which packing takes a small part of the time, and the harmonic mean of the sizes from which
 #: it does with AMX.
 _MANY_ROWS, _MEAN_SIZE = 5000, 250
@@ -55,6 +58,8 @@ def by_rule(p: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[
     # A linear layer is an image of one row in channels_last.
     linear = p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
     for_mkl = linear and not lacking and mkl_at_its_best()
+    if p.depthwise and p.flops >= _SHORT and (products := products_per_frequency(p)) >= _LONG:
+        yield "fft", f"its long kernel has {products:.0f} products for each operation of a Fourier transform"
     kind = kind_of(p, lacking)
     tried = [
         (name, f"on {kind} problems {name} is {gain}x as fast as PyTorch, on average")
@@ -105,6 +110,19 @@ def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
     return "grad_weight" in outputs or (lacking == "all" and p.flops >= 20 * values)
 
 
+def products_per_frequency(p: ConvProblem) -> float:
+    """Return the products of a channel, those with padding left out, over positions of its transform * log2(them)."""
+    products = 1
+    for dim in p.dims:
+        reads = 0
+        for k in range(dim.kernel):  # the results that read the input through this element
+            first, last = dim.low - k * dim.dilation, dim.low - k * dim.dilation + dim.input - 1
+            reads += max(0, min(dim.output - 1, last // dim.stride) - max(0, -(-first // dim.stride)) + 1)
+        products *= reads
+    positions = prod(transform_sizes(p))
+    return products / (positions * log2(positions))
+
+
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     """Whether a linear layer is large enough to gain as a pointwise convolution: as such it costs 50 to 80 us more.
 
@@ -134,7 +152,8 @@ _LEAST_CAPABILITY = (8, 0)
 _LEAST_BYTES = 4 << 20
 #: Columns of a kernel from which tensor cores multiply it.
 _WIDE_KERNEL = 9
-#: Kernel elements from which PyTorch's depthwise kernels take less long out of channels_last: 7x7.
+#: Kernel elements from which PyTorch's depthwise kernels take less long out of channels_last: 7x7; and up to which
+#: Triton's have registers. For more of them PyTorch reads an operand once an element, and transforms may gain.
 _LARGE_PLANE = 49
 
 
@@ -151,6 +170,8 @@ def proposals(p: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]
         if p.kernel_size[-1] >= _WIDE_KERNEL and half:
             yield "triton:banded", "tensor cores multiply wide depthwise kernels, and PyTorch's do not use them"
         yield "triton", "it reads every operand once, and PyTorch's kernels or cuDNN's took longer on an H100"
+    if p.depthwise and elements > _LARGE_PLANE:
+        yield "fft", "a transform takes as long for any kernel, and PyTorch reads an operand once a kernel element"
     if of_patches(p):
         yield "aten:patches", "patches are one matrix product, for which convolution libraries may have no fast kernel"
     if p.ndim == 3 and half and not (p.channels_last or p.depthwise) and torch.version.hip is None:

@@ -75,6 +75,8 @@ EXACT = [
         "g1mb1ic1ih6iw12oc1oh6ow4kh3kw3sw3ph1pw0",
         "g1mb1ic1ih7iw8oc1oh7ow8kh3kw3ph2pw2dh1dw1 bfloat16",
         "g3mb1ic3ih7oc3kh7ph3",
+        "g2mb2ic2ih8iw12oc2oh8ow12kh7kw7ph3pw3",
+        "g1mb1ic1ih16oc1oh8kh7sh2ph3 bfloat16",
         "g2mb2ic2ih6iw7oc4oh6ow7kh5kw5ph2pw2 float16",
         "g6mb2ic6ih7iw7oc6kh3kw3ph1pw1 channels_last",
         "g12mb1ic12ih9iw7oc12oh5ow4kh3kw3sh2sw2ph1pw1 channels_last bfloat16",

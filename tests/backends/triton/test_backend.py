@@ -51,7 +51,11 @@ def test_reasons() -> None:
     assert "at most 49" in reasons(ConvProblem.parse("g8ic8id9ih9iw9oc8kd5kh5kw5pd2ph2pw2"), "grad_weight")
     assert not reasons(ConvProblem.parse("g8ic8id9ih9iw9oc8kd5kh5kw5pd2ph2pw2"))
     wide = ConvProblem.parse("g8ic8ih20oc8kh7ph3")
-    assert "both gradients of so many" in reasons(wide, *both)
+    assert not reasons(wide, *both)
+    assert not reasons(ConvProblem.parse("g8ic8ih20oc8oh10kh7sh2ph3"), *both)
+    for beyond in ("ih21kh7ph3", "ih20kh7ph6dh1"):  # patches that end outside, longer rows: no registers for masks
+        assert "so many" in reasons(ConvProblem.parse("g8ic8oc8" + beyond), *both)
+    assert "both gradients of so many" in reasons(wide.replace(memory_format=torch.channels_last), *both)
     assert not reasons(wide, "grad_input")
     assert not reasons(wide, "grad_weight")
     doubled = ConvProblem.parse("g8ic8ih9oc16kh3ph1")
@@ -72,6 +76,10 @@ def test_reasons_of_bands(tf32: bool) -> None:
     assert "mostly zeros" in reasons(
         ConvProblem.parse("g8ic8ih20iw20oc8kh31kw3ph15pw1").replace(dtype=half), banded=True
     )
+    for columns in (64, 65):
+        long = ConvProblem.parse(f"g8ic8iw200oc8ow200kw{columns}pw{columns - 1}").replace(dtype=half)
+        assert not reasons(long, "forward", banded=True)
+        assert ("at most 64 columns" in reasons(long, "grad_weight", banded=True)) == (columns > 64)
     strided = ConvProblem.parse("g8ic8ih20oc8kh9ph4sh2").replace(dtype=half)
     assert "without a stride" in reasons(strided, "grad_input", banded=True)
     assert not reasons(strided, banded=True)

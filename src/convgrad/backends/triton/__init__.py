@@ -249,6 +249,8 @@ class TritonBandedBackend(TritonBackend):
         g = geometry(problem, adjoint=outputs == ("grad_input",))
         if g.axes[2].kernel < bands.LEAST_COLUMNS:
             return [f"the band of a kernel of fewer than {bands.LEAST_COLUMNS} columns is mostly zeros"]
+        if outputs == ("grad_weight",) and g.axes[2].kernel > bands.MOST_IN_A_SUM:
+            return [f"its threads have registers for grad_weight of at most {bands.MOST_IN_A_SUM} columns"]
         if g.adjoint and any(axis.stride > 1 for axis in g.axes):
             return ["it computes grad_input without a stride only"]
         return []

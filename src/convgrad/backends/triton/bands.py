@@ -11,6 +11,8 @@ from .tiles import Use
 
 #: Kernels narrower than this are mostly zeros in a band.
 LEAST_COLUMNS = 9
+#: The diagonals of a sum: with more of them ptxas spills hundreds of bytes, and takes minutes.
+MOST_IN_A_SUM = 64
 _PROGRAMS = 132 * 4  # programs that fill a large GPU
 
 

@@ -19,7 +19,7 @@ from ...settings import capturing
 from . import NotCompiledError, NotReadyError, banded, bands
 from .correlate import add_partials, correlate
 from .sliding_sum import Geometry, geometry
-from .tiles import MOST_PROGRAMS, Use, choose, lines, parts, use_of
+from .tiles import MOST_PROGRAMS, Use, choose, exact, lines, parts, use_of
 
 #: ptxas spills a few bytes where that lets one more program run beside the others. Where it does, it is told to take
 #: all the registers that a thread can have.
@@ -286,12 +286,11 @@ def launch_of(
     """Return a launch of `correlate`, whose sums may be cut into parts."""
     tile = choose(g, use)
     assert tile is not None
-    _, height, width = g.axes
     arguments = {
         **_sizes(g, tile.vector, tile.stored, tile.loaded, *(axis.constants for axis in g.axes)), **tile.constants(),
         "ADJOINT": g.adjoint, "CHANNELS_LAST": g.channels_last, "RESULT": use != "sum", "SUM": use != "result",
         "HAS_BIAS": with_bias, "ACTIVATION": activation, "BIAS_TAP": bias_tap,
-        "EXACT": height.result % tile.rows == 0 and width.result % tile.columns == 0,
+        "EXACT": exact(g, tile),
     }  # fmt: skip
     warps = max(1, tile.lanes // (64 if torch.version.hip is not None else 32))
 

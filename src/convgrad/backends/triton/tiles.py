@@ -26,8 +26,10 @@ _MOST_ROWS = 4
 _MOST_COLUMNS = 8
 _MOST_IN_A_SEQUENCE = 16  # columns, where there is one row
 _MOST_RESULTS = 32
+_LEAST_IN_LARGE = 16  # results of a patch of such a sweep
 _MOST_PRODUCTS = 800  # that one program unrolls; half as many in channels_last, where there are more loads between
 _ROOM = 106  # registers for sums, weights, results and a row of the source
+_LARGE_ROOM = 146  # of a sweep that has no tile otherwise; a thread then takes up to 203 registers
 _PER_LOAD = 6  # instructions: its address, its mask, the zeros it may leave
 _PER_PATCH = 100  # for where a patch lies
 _ENOUGH = 6 * 132 * 32  # threads: with fewer of them a large GPU would wait for its memory
@@ -63,11 +65,22 @@ def choose(g: Geometry, use: Use) -> Tile | None:
     depth, height, width = g.axes
     if height.kernel * width.kernel * (depth.kernel if use != "result" else 1) > _MOST_KEPT:
         return None
-    found = {tile: _cost(g, use, tile) for tile in _shapes(g, use)}
-    return min(found, key=lambda tile: found[tile]) if found else None
+    tiles = list(_shapes(g, use, _ROOM, _MOST_PRODUCTS))
+    if not tiles and use == "sweep" and not g.channels_last:
+        # 7x7: a sixth fewer instructions than two passes, which read two operands more (docs/gpu.md). Smaller patches
+        # have no fewer, and those with masks for columns or products spill.
+        large = _shapes(g, use, _LARGE_ROOM, 2 * _MOST_PRODUCTS)
+        tiles = [t for t in large if t.rows * t.columns >= _LEAST_IN_LARGE and t.loaded > 1 and exact(g, t)]
+    return min(tiles, key=lambda tile: _cost(g, use, tile), default=None)
 
 
-def _shapes(g: Geometry, use: Use) -> Iterator[Tile]:
+def exact(g: Geometry, tile: Tile) -> bool:
+    """Return whether every row and column of every patch exists."""
+    _, height, width = g.axes
+    return height.result % tile.rows == 0 and width.result % tile.columns == 0
+
+
+def _shapes(g: Geometry, use: Use, room: int, most_products: int) -> Iterator[Tile]:
     _, height, width = g.axes
     widest = _VECTOR // g.itemsize
     # Two channels; in a sweep of float32, which keeps twice as much, one.
@@ -77,7 +90,7 @@ def _shapes(g: Geometry, use: Use) -> Iterator[Tile]:
     # One vector of a row, where rows have whole ones.
     most = widest if loaded == stored == widest else _MOST_COLUMNS
     most = _MOST_IN_A_SEQUENCE if height.result == 1 and not g.channels_last else most
-    unrolled = _MOST_PRODUCTS // 2 if g.channels_last else _MOST_PRODUCTS
+    unrolled = most_products // 2 if g.channels_last else most_products
     for rows in range(1, min(height.result, _MOST_ROWS) + 1):
         for columns in range(1, min(width.result, most) + 1):
             if not height.begins(rows) or not width.begins(columns):
@@ -89,7 +102,7 @@ def _shapes(g: Geometry, use: Use) -> Iterator[Tile]:
                 tile = _fit(g, Tile(rows, columns, v, u, gcd(stored, columns), 1, _LANES))
                 results = rows * columns * v
                 brief = results <= _MOST_RESULTS and rows * columns * _products(g, use) <= unrolled
-                fits = brief and _registers(g, use, tile) <= _ROOM
+                fits = brief and _registers(g, use, tile) <= room
                 least = results == 1 and use != "sweep"
                 if (fits or least) and _items(g, tile) * tile.line <= INT32_MAX - _LANES:
                     yield tile
@@ -134,7 +147,7 @@ def _cost(g: Geometry, use: Use, tile: Tile) -> float:
     loads = depth.kernel * read(height, tile.rows) * _loads(g, tile)
     loads += values // tile.stored * {"result": 1, "sum": 1, "sweep": 2}[use]
     products = values * tile.vector * _products(g, use)
-    if use != "result" and (height.result % tile.rows or width.result % tile.columns):
+    if use != "result" and not exact(g, tile):
         products *= 2  # each may have to be left out
     weights = g.kernel_elements * tile.vector / _TILES if use == "result" else 0
     work = products + (loads + weights) * (_PER_LOAD + conversion * each) + _PER_PATCH

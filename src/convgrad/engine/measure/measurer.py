@@ -4,8 +4,8 @@ A plan whose choice is not final is measured when it runs (`watched`). The candi
 several gradients each joint backward and the fastest separate passes. Each is checked before it is timed for the first
 time. All are called alternately, as a plan calls them. One that takes more than twice as long as the best is called a
 few times and no more; one that looks faster than ATen is compared with it once more, by themselves, and the worse of
-both comparisons counts. What a rule proposes on a GPU is timed once against ATen alone, on the operands of its first
-call. One process at a time measures; the others read the result.
+both comparisons counts. What rules propose on a GPU is timed once against ATen, on the operands of its first call. One
+process at a time measures; the others read the result.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def watched(kernel: Kernel, problem: ConvProblem, step: Step, device: torch.devi
     runs, due, proposal = kernel, 0.0, None
     if step.proposed:
         pytorchs = step._replace(backend=backends()["aten"])
-        runs, proposal = bind_step(problem, pytorchs), {"aten": (pytorchs,), step.backend.name: (step,)}
+        runs, proposal = bind_step(problem, pytorchs), {s.backend.name: (s,) for s in (pytorchs, *step.proposed)}
 
     def run(*args: Any) -> Any:
         nonlocal due

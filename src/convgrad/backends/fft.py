@@ -1,0 +1,171 @@
+"""Depthwise convolutions with long kernels, by the convolution theorem.
+
+In the frequency domain a sliding sum is one product for each frequency, however long the kernel is. With the discrete
+Fourier transforms X, G and W of the input, of grad_output and of the kernel,
+
+    output = inverse of X * conj(W)      grad_input = inverse of G * W      grad_weight = inverse of sum X * conj(G)
+
+where the sum is over images (Oppenheim and Schafer, "Discrete-Time Signal Processing", chapter 8). A transform is
+periodic, so it is as long as all positions that one dimension of a problem reads, padding included on one side, and
+the kernel begins at minus the low padding. With a stride grad_output has zeros between its positions.
+
+Sums of 16-bit numbers are in float32. Images are transformed a few at a time, so that memory is bounded.
+
+A NaN or an infinity spreads over its channel of its image. On a CPU a result that holds one is computed by PyTorch's
+kernel instead. On a GPU that would have to wait for the result.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import accumulate_dtype
+from ..problem import OPERANDS, ConvProblem, Outputs, Pass, Slot, passes_of
+from .aten import AtenBackend
+from .base import Arithmetic, Backend, Kernel
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Bytes of the transforms of one operand at a time: little, where memory may be fresh; on a GPU enough to fill it.
+_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+
+
+class FftBackend(Backend):
+    """Depthwise convolutions as products of Fourier transforms."""
+
+    name = "fft"
+    summary = "depthwise convolutions with long kernels, by PyTorch's Fourier transforms"
+    from_pytorch = True
+    sweeps = (("grad_input", "grad_weight"),)
+    capture_safe = False  # the first call of a shape makes a plan of cuFFT's
+    states_workspace = False  # PyTorch's transforms take what they need
+    layouts = ("contiguous",)
+
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+        reasons: list[str] = []
+        if problem.in_channels != problem.groups:
+            reasons.append("it computes depthwise convolutions only (one input channel a group)")
+        if problem.dtype not in _DTYPES:
+            reasons.append(f"it has no transform for {str(problem.dtype).removeprefix('torch.')}")
+        if device.type not in _BYTES:
+            reasons.append(f"it was tried on cpu and cuda only, not on {device.type}")
+        return reasons
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return "transform"
+
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+        p, transforms, passes = problem, _Transforms(problem), passes_of(outputs)
+        slots: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
+        exact = [AtenBackend().bind(p.replace(origin="plain"), (pass_,)) for pass_ in passes]
+        image_bytes = transforms.dtype.itemsize * p.out_channels * prod(transforms.sizes)
+
+        def kernel(given: dict[Slot, Tensor]) -> list[Tensor]:
+            first = given[slots[0]]
+            results: dict[Pass, Tensor] = {pass_: first.new_empty(p.result_shape(pass_)) for pass_ in passes}
+            spectra: dict[Slot, Tensor] = {}
+            if "weight" in given:
+                spectra["weight"] = transforms.of_weight(given["weight"])
+            total: Tensor | None = None
+            images = max(1, _BYTES[first.device.type] // image_bytes)
+            for n in (slice(start, start + images) for start in range(0, p.batch, images)):
+                if "input" in given:
+                    spectra["input"] = transforms.of_input(given["input"][n])
+                if "grad_output" in given:
+                    spectra["grad_output"] = transforms.of_grad_output(given["grad_output"][n])
+                for pass_ in passes:
+                    a, b = (spectra[slot] for slot in OPERANDS[pass_])
+                    if pass_ == "forward":
+                        results[pass_][n] = transforms.output(a * b.conj())
+                    elif pass_ == "grad_input":
+                        results[pass_][n] = transforms.input((a * b).sum(2))
+                    else:
+                        summed = (a.conj() * b).sum(0)
+                        total = summed if total is None else total.add_(summed)
+            if total is not None:
+                results["grad_weight"].copy_(transforms.weight(total))
+            return list(results.values())
+
+        def run(*operands: Any) -> Any:
+            given: dict[Slot, Tensor] = dict(zip(slots, operands, strict=False))
+            results = kernel(given)
+            if operands[0].is_cpu and not all(t.sum(dtype=transforms.dtype).isfinite() for t in results):
+                results = [
+                    call(*[given[s] for s in OPERANDS[pass_]]) for pass_, call in zip(passes, exact, strict=True)
+                ]
+            results = [t.contiguous(memory_format=p.memory_format) for t in results]
+            return tuple(results) if len(results) > 1 else results[0]
+
+        return run
+
+
+class _Transforms:
+    """The Fourier transforms of operands, [n, C, C_out/C, *frequencies], and the results of inverse transforms."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self.problem = p = problem
+        self.sizes, self.dtype, self._dims = transform_sizes(p), accumulate_dtype(p.dtype), tuple(range(-p.ndim, 0))
+        self._channels = p.in_channels, p.out_channels // p.in_channels
+        #: Where the results of a stride are, and the kernel elements, which begin at minus the padding.
+        self._strided = tuple(slice(0, dim.stride * dim.output, dim.stride) for dim in p.dims)
+        taps = [torch.arange(dim.kernel) * dim.dilation - dim.low for dim in p.dims]
+        self._taps = torch.meshgrid(*[at % n for at, n in zip(taps, self.sizes, strict=True)], indexing="ij")
+
+    def of_input(self, x: Tensor) -> Tensor:
+        return self._forward(x).unsqueeze(2)
+
+    def of_grad_output(self, g: Tensor) -> Tensor:
+        if max(self.problem.stride) > 1:
+            apart = g.new_zeros((*g.shape[:2], *self.sizes))
+            apart[(..., *self._strided)] = g
+            g = apart
+        return self._forward(g.unflatten(1, self._channels))
+
+    def of_weight(self, weight: Tensor) -> Tensor:
+        placed = weight.new_zeros((*self._channels, *self.sizes))
+        placed[self._at_taps(weight)] = weight.view(*self._channels, *self.problem.kernel_size)
+        return self._forward(placed)
+
+    def output(self, spectrum: Tensor) -> Tensor:
+        return self._inverse(spectrum).flatten(1, 2)[(..., *self._strided)]
+
+    def input(self, spectrum: Tensor) -> Tensor:
+        return self._inverse(spectrum)[(..., *map(slice, self.problem.input_size))]
+
+    def weight(self, spectrum: Tensor) -> Tensor:
+        return self._inverse(spectrum)[self._at_taps(spectrum)].view(self.problem.weight_shape)
+
+    def _forward(self, t: Tensor) -> Tensor:
+        return torch.fft.rfftn(t.to(self.dtype), s=self.sizes, dim=self._dims)
+
+    def _inverse(self, spectrum: Tensor) -> Tensor:
+        return torch.fft.irfftn(spectrum, s=self.sizes, dim=self._dims)
+
+    def _at_taps(self, like: Tensor) -> tuple[slice | Tensor, ...]:
+        return (slice(None), slice(None), *[at.to(like.device) for at in self._taps])
+
+
+def transform_sizes(problem: ConvProblem) -> tuple[int, ...]:
+    """Return the length of the transform in each dimension, even and without a factor above 7.
+
+    No wanted sum of a transform meets another: the padding before the input, or what is read behind it, fits beside it.
+    """
+    least = []
+    for dim in problem.dims:
+        kernel, read = (
+            (dim.kernel - 1) * dim.dilation,
+            (dim.output - 1) * dim.stride + 1,
+        )  # from the first one to the last
+        least.append(max(dim.input, dim.input + dim.low, read + kernel - dim.low, kernel + 1, read))
+    return tuple([next(n for n in count(size + size % 2, 2) if _of_small_factors(n)) for size in least])
+
+
+def _of_small_factors(n: int) -> bool:
+    for factor in (2, 3, 5, 7):
+        while n % factor == 0:
+            n //= factor
+    return n == 1

@@ -1,0 +1,81 @@
+"""Fourier transforms: what the conformance suite's sample does not hold, which has no long kernels."""
+
+import math
+
+import pytest
+import torch
+
+from convgrad.backends import transform_sizes
+from convgrad.engine.choice import choose
+from convgrad.engine.registry import get_backend
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Outputs, Pass
+from convgrad.testing import check_problem
+
+from .test_routes import operands_of
+
+CPU = torch.device("cpu")
+BOTH: Outputs = ("grad_input", "grad_weight")
+PROBLEMS = [
+    "g3mb2ic3iw50oc3kw21pw10",
+    "g2mb2ic2iw40oc2ow40kw40pw39",  # causal, as long as its input
+    "g2mb3ic2ih9iw11oc4oh9ow11kh5kw7ph2pw3",
+    "g2mb2ic2ih12iw10oc2oh3ow2kh4kw3sh3sw4ph1pw0dh1dw2",
+    "g2mb2ic2id5ih6iw7oc4kd3kh3kw5pd1ph1pw2",
+    "g2mb2ic2ih9oc2kh5ph-1",
+    "g1ic1oc1mb2iw1ow1kw9pw4",
+    "g2mb1ic2iw30oc2ow60kw8sw2pw3 transposed",
+]
+
+
+@pytest.mark.parametrize("text", [*PROBLEMS, *(f"{PROBLEMS[2]} {d}" for d in ("float64", "bfloat16", "channels_last"))])
+def test_conforms(text: str) -> None:
+    for pass_ in PASSES:
+        results = check_problem("fft", text, pass_, repeats=2)
+        assert not [r for r in results if r.status == "failed"], "\n".join(map(str, results))
+
+
+def test_images_in_parts() -> None:
+    problem = ConvProblem.parse("g16mb5ic16iw65000oc16ow65000kw300pw299")  # the transform of an image takes 4 MB
+    g, x, w = operands_of(problem, ("grad_output", "input", "weight"))
+    for pass_, got in zip(BOTH, get_backend("fft").bind(problem, BOTH)(g, x, w), strict=True):
+        of = {"grad_output": g, "input": x, "weight": w}
+        expected = get_backend("aten").bind(problem, (pass_,))(*[of[slot] for slot in OPERANDS[pass_]])
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("pass_", PASSES)
+def test_what_is_not_finite_does_not_spread(value: float, pass_: Pass) -> None:
+    problem = ConvProblem.parse(PROBLEMS[0])
+    a, b = operands_of(problem, OPERANDS[pass_])
+    a[0, 1, 3] = value
+    got, expected = (get_backend(name).bind(problem, (pass_,))(a, b) for name in ("fft", "aten"))
+    assert torch.equal(got.isfinite(), expected.isfinite())
+    assert not got.isfinite().all()
+    assert got.isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("g64ic64oc64mb4iw2048ow2048kw2048pw2047", "fft"),
+        ("g64ic64oc64mb4ih56kh51ph25", "fft"),
+        ("g8ic8oc8mb2id32kd17pd8", "fft"),
+        ("g64ic64oc64mb4ih56kh7ph3", "native"),
+        ("g64ic64oc64mb4ih14kh13ph6", "native"),
+        ("g64ic64oc64mb4ih28kh51ph25", "native"),  # most products are with padding
+        ("g1ic1oc1mb1iw2048ow2048kw2048pw2047", "native"),  # too little work for so many calls, and not depthwise
+    ],
+)
+def test_the_rule(text: str, expected: str) -> None:
+    for outputs in (("forward",), BOTH):
+        names = {step.backend.name for step in choose(ConvProblem.parse(text), outputs, CPU, stored=False)}
+        assert names == {expected} or (expected == "native" and "fft" not in names)
+
+
+def test_transforms_are_long_enough() -> None:
+    for text in PROBLEMS:
+        problem = ConvProblem.parse(text)
+        for n, dim in zip(transform_sizes(problem), problem.dims, strict=True):
+            assert n % 2 == 0
+            assert n >= dim.input + max(dim.low, dim.least_high, 0)
