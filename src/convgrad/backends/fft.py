@@ -31,7 +31,7 @@ from .base import Arithmetic, Backend, Kernel
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Bytes of the transforms of one operand at a time: little, where memory may be fresh; on a GPU enough to fill it.
-_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 
 class FftBackend(Backend):

@@ -58,7 +58,8 @@ def by_rule(p: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[
     # A linear layer is an image of one row in channels_last.
     linear = p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
     for_mkl = linear and not lacking and mkl_at_its_best()
-    if p.depthwise and p.flops >= _SHORT and (products := products_per_frequency(p)) >= _LONG:
+    enough = p.flops >= _SHORT and p.batch * p.in_channels >= threads()  # a transform has one thread
+    if p.depthwise and enough and (products := products_per_frequency(p)) >= _LONG:
         yield "fft", f"its long kernel has {products:.0f} products for each operation of a Fourier transform"
     kind = kind_of(p, lacking)
     tried = [
