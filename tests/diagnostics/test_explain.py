@@ -428,7 +428,7 @@ REFUSED: list[Any] = [
     ((P, torch.empty(1)), {}, TypeError, r"beside a problem there is only device=.*got Tensor"),
     ((torch.ones(1, 2, 3), "weight"), {}, TypeError, "expected a Tensor or a TensorSpec, got str"),
     ((torch.ones(1, 7, 9, 9), torch.empty(8, 1, 7, 7)), {"groups": 8}, ShapeError, "to have 8 channels"),
-    ((torch.ones(1, 1, 3),), {}, TypeError, r"explain\(input\) needs a weight too"),
+    ((torch.ones(1, 1, 3),), {}, TypeError, r"explain\(input, weight\).* missing .* 'weight'"),
     ((torch.ones(1, 1, 3), torch.ones(1, 1, 3)), {"pad": 1}, TypeError, r"explain\(input, weight\).* keyword .*'pad'"),
     ((nn.Conv1d(1, 1, 3),), {}, TypeError, r"explain\(Conv1d\) also needs the arguments of the call"),
     ((conv2d,), {}, TypeError, r"explain\(conv2d\) also needs the arguments"),

@@ -8,7 +8,7 @@ from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, 
 from .children import watch_this_process
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
-from .layers import current_layer, layer_ranges
+from .layers import layer_ranges, running
 from .measure import Load, compared, measured, requested
 from .onednn_log import redirected
 from .pictures import by_pytorch, draw_roofline, svg
@@ -21,9 +21,9 @@ from .step import profile_model
 __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
     "Layer", "Limits", "Load", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
-    "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
+    "Usage", "Variant", "by_pytorch", "changes", "compared", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
-    "redirected", "requested", "run_script", "select_conv_backend", "svg", "trace", "watch_this_process",
+    "redirected", "requested", "run_script", "running", "select_conv_backend", "svg", "trace", "watch_this_process",
     "without_figures",
 ]  # fmt: skip

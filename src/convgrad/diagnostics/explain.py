@@ -28,7 +28,7 @@ from ..engine import (
 from ..ops import autocast_dtype, autocast_is_on
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of
-from .capture import Captured, capture, cast_to, part_of_call, problem_on
+from .capture import Captured, call_here, capture, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation, pytorchs_own
 from .measure import measured
 from .roofline import limits_of
@@ -79,22 +79,15 @@ def explain(
             )
         return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
     if isinstance(what, (Tensor, TensorSpec)):
-        if not args and "weight" not in kwargs:
-            raise TypeError(
-                "explain(input) needs a weight too, and the arguments of torch.convolution: "
-                "explain(input, weight, padding=1, groups=8)"
-            )
         try:
-            signature(ConvCall.of).bind(what, *args, **kwargs)
+            given = signature(ConvCall.of).bind(what, *args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"explain(input, weight) takes the arguments of torch.convolution: {error}") from None
         machine = _machine(device, what)
-        weight, bias = (kwargs.get(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
+        operands = [given.pop(name, None) for name in ("input", "weight", "bias")]
         dtype = autocast_dtype(machine.device_type)
-        kwargs |= {name: cast_to(dtype, kwargs[name])[0] for name in ("weight", "bias") if name in kwargs}
-        call = ConvCall.of(*cast_to(dtype, what, *args[:2]), *args[2:], **kwargs)
-        call, placements, transfers = part_of_call(call, (what, weight, bias), _given(outputs))
-        result = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
+        _, part, placements, transfers = call_here(dtype, operands, _given(outputs), **given)
+        result = explain_problem(problem_on(machine, part), outputs, machine, measure=measure)
         return replace(result, placements=placements, transfers=transfers)
     if args or kwargs:
         raise TypeError(

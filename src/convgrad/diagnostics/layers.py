@@ -47,11 +47,6 @@ def running() -> Running | None:
     return _thread.running[-1] if _thread.running else None
 
 
-def current_layer() -> str:
-    """Return the name of the innermost module that is running in this thread inside `layer_ranges`; empty for none."""
-    return _thread.running[-1].name if _thread.running else ""
-
-
 @contextmanager
 def layer_ranges() -> Iterator[None]:
     """Give `torch.profiler` a range for each call of a module in this block, named by the module's path in its model.

@@ -24,7 +24,7 @@ from ..foreign import read_as
 from ..problem import ConvProblem, Outputs, in_order, shown_outputs
 from ..tables import Table, counted, wrapped
 from .aten_rules import Machine, select_conv_backend
-from .layers import current_layer
+from .layers import running
 from .onednn_log import onednn_log
 from .pictures import Drawn
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
@@ -387,8 +387,8 @@ class Usage(Trace):
             one.seconds += event.seconds
             one.latest.append(event.seconds)
             self._now.append((one, time.perf_counter() - event.seconds, event.seconds))
-            if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
-                self._layers.setdefault(computed(event.problem), {})[layer] = None
+            if event.outputs == (event.problem.bias_pass,) and (now := running()):
+                self._layers.setdefault(computed(event.problem), {})[now.name] = None
 
     def __len__(self) -> int:
         return len(self.rows)
