@@ -82,10 +82,7 @@ SHAPES: dict[str, Any] = {
     },
     "run": {
         "taken_over": bool, "wall_seconds": float, "accelerated": [str], "children": int, "children_cut": int,
-        "total_seconds": float, "rows": [{
-            "layers": [str], "problem": str, "outputs": [OUTPUTS], "backend": str, "device": str, "layout": str,
-            "calls": int, "total_seconds": float, "fraction_of_limit": _AMOUNT,
-        }],
+        "total_seconds": float, "rows": [_CALL | {"total_seconds": float, "fraction_of_limit": _AMOUNT}],
     },
     "report": {
         **_of(Profile), "kind": ("step", "run", "table"), "rows": [_CALL], "limits": [Limits],

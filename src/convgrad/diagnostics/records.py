@@ -429,12 +429,8 @@ class Usage(Trace):
 
     def to_dict(self) -> Any:
         """Return plain data, ready for json: the total and its rows."""
-        rows = [
-            {"layers": [*c.layers], "problem": c.problem, "outputs": [*c.passes], "backend": c.name,
-             "device": c.device, "layout": c.layout, "calls": c.calls,
-             "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
-            for c in limited(self.rows, measure=False)[0]
-        ]  # fmt: skip
+        calls = limited(self.rows, measure=False)[0]
+        rows = [{**c.to_dict(), "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit} for c in calls]
         return {"total_seconds": self.seconds, "rows": rows}
 
     def end_step(self) -> None:
