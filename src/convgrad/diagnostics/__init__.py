@@ -12,8 +12,8 @@ from .layers import layer_ranges, running
 from .measure import Load, compared, measured, requested
 from .onednn_log import redirected
 from .pictures import by_pytorch, draw_roofline, svg
-from .profile import SCHEMA, Change, Cost, Moment, Profile, Variant, changes
-from .records import Call, Trace, Usage, limited, trace, without_figures
+from .profile import SCHEMA, Change, Cost, Profile, Variant, changes
+from .records import Call, Moment, Trace, Usage, limited, trace, without_figures
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
 from .script import profile_script, profile_table, run_script
 from .step import profile_model

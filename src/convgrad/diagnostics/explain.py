@@ -114,18 +114,16 @@ def _title(what: object) -> str:
     return getattr(what, "__name__", type(what).__name__)
 
 
-def _module_of(function: Callable[..., Any]) -> nn.Module:
-    """Return a module with the name of a function, which is its forward."""
-    return type(_title(function), (nn.Module,), {"forward": staticmethod(function)})()
-
-
 def _explain_module(
     what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs,
     measure: bool,
 ) -> Explanation | ModelExplanation:  # fmt: skip
     """Every convolution that runs in a module or a function; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
-    module = what if isinstance(what, nn.Module) else _module_of(what)
+    # A function is the forward of a module of its name.
+    module = (
+        what if isinstance(what, nn.Module) else type(_title(what), (nn.Module,), {"forward": staticmethod(what)})()
+    )
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault(one[2:], []).append(one)
     if not equal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -20,7 +20,7 @@ from .. import __version__
 from ..backends import why_absent
 from ..engine.measure import conditions
 from ..foreign import read_as, read_json
-from .records import Call, computed
+from .records import Call, Moment, computed
 from .roofline import TOO_LOW, Limits
 from .screen import Layers, page_of, screen
 
@@ -49,15 +49,6 @@ class Cost:
     remedy: str  # one line of Python or shell
     milliseconds: float  # what it would save of the whole
     rows: tuple[int, ...] = ()  # which of the rows it concerns, by number
-
-
-@dataclass(frozen=True)
-class Moment:
-    """One call in one step: the number of its row, and milliseconds from the first call's start."""
-
-    row: int
-    start: float
-    milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -94,20 +85,14 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
-    """The part of a profile that a later one keeps, to be compared with it."""
+class Profile:
+    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it."""
 
     what: str  #: the name of the model, script or file
     made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))  #: ISO 8601
     conditions: str  #: machine, threads, versions, memory setting
     milliseconds: float | None = None  #: of the whole in which the rows were seen
     rows: tuple[Call, ...]  #: the most expensive first
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile(Before):
-    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it."""
-
     kind: str  #: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file
     finding: str  #: the result in one sentence
     variants: tuple[Variant, ...] = ()  #: the whole computed in different ways, PyTorch's own first
@@ -117,7 +102,7 @@ class Profile(Before):
     notes: tuple[str, ...] = ()  #: how it was measured, for the reader
     limits: tuple[Limits, ...] = ()  #: what the machine can do at best, by dtype
     convgrad: str = __version__
-    before: Before | None = None  #: an earlier run
+    before: Profile | None = None  #: an earlier run
     warnings: tuple[str, ...] = ()  #: why the times are not to be trusted; then there is no ratio in the finding
     parts: tuple[Part, ...] = ()  #: of the whole step
     kernels: tuple[Kernel, ...] = ()  #: those that the user registered
@@ -134,15 +119,14 @@ class Profile(Before):
             notes = [*notes, TOO_LOW]
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
         made = {"conditions": conditions(device), **rest}
-        made["timeline"] = tuple(Moment(*one) for one in rest.get("timeline", ()))
         if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
             made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
         return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=tuple(limits), **made)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json."""
-        before = self.before and {**vars(self.before), "rows": [row.to_dict() for row in self.before.rows]}
-        return {**asdict(self), "rows": [row.to_dict() for row in self.rows], "before": before}
+        rows = [row.to_dict() for row in self.rows]
+        return {**asdict(self), "rows": rows, "before": self.before and self.before.to_dict()}
 
     def to_json(self) -> str:
         """Return the data as text."""
@@ -187,7 +171,7 @@ class Profile(Before):
 
     def against(self, before: Profile) -> Profile:
         """Return the same, compared with an earlier run."""
-        return replace(self, before=Before(**{f.name: getattr(before, f.name) for f in fields(Before)}))
+        return replace(self, before=replace(before, before=None, timeline=()))
 
     def to_html(self) -> str:
         """Return one page that needs nothing else.

@@ -164,6 +164,15 @@ class Call:
         return replace(self, least=least, bound=limits.bound(self.convolution, self.passes), of_limit=part)
 
 
+@dataclass(frozen=True)
+class Moment:
+    """One call in one step: the number of its row, and milliseconds from the first call's start."""
+
+    row: int
+    start: float
+    milliseconds: float
+
+
 @lru_cache(maxsize=4096)
 def computed(problem: ConvProblem) -> ConvProblem:
     """Return a problem without what a forward and its backward may have different: a bias, a name."""
@@ -438,11 +447,11 @@ class Usage(Trace):
         self._step = list(self._now) if len(self._now) < _OF_A_STEP else []
         self._now.clear()
 
-    def timeline(self, rows: Sequence[Call]) -> tuple[tuple[int, float, float], ...]:
-        """Return the row, the start and the milliseconds of each call of the last step."""
+    def timeline(self, rows: Sequence[Call]) -> tuple[Moment, ...]:
+        """Return each call of the last step."""
         number = {row.same: i for i, row in reversed([*enumerate(rows)])}
         return tuple(
-            (number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
+            Moment(number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
             for one, start, seconds in self._step if one.first.same in number
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from .._compat import onednn_has, precision
 from ..engine import store
 from ..engine.measure import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
-from .aten_rules import Machine, short
+from .aten_rules import MACHINES, Machine, machine_words, short
 
 #: What is above this part of the limit shows that the limit is too low: a little above is noise.
 BEYOND = 1.05
@@ -72,10 +72,10 @@ def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int
 
 def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
-    if machine.sheet is None or (key := short(dtype)) not in (sheet := machine.sheet[1]).flops:
+    key, name = short(dtype), next((word for word in machine_words(machine.label) if word in MACHINES), None)
+    if name is None or key not in (sheet := MACHINES[name]).flops:
         return None
-    source = f"datasheet of the {machine.sheet[0].upper()}, dense"
-    return Limits(sheet.bandwidth * 1e9, sheet.flops[key] * 1e12, key, source)
+    return Limits(sheet.bandwidth * 1e9, sheet.flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense")
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:

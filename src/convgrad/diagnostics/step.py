@@ -34,7 +34,7 @@ from .layers import layer_ranges
 from .measure import Load
 from .parts import PARTS, watched
 from .profile import Kernel, Part, Profile, Variant
-from .records import Call, Usage, computed, limited, reasoned, together
+from .records import Call, Moment, Usage, computed, limited, reasoned, together
 from .roofline import Limits
 from .savings import costs_of_layout, costs_of_rows
 from .screen import shown
@@ -228,7 +228,7 @@ def _words(ratio: Ratio) -> str:
 
 def _observed(
     steps: dict[str, Callable[[], object]], until: float
-) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
+) -> tuple[list[Call], list[Limits], tuple[Moment, ...]]:
     """Return the calls of a step by convgrad with PyTorch's time of the same layers, the limits, and a timeline."""
     rounds: list[dict[str, Usage]] = []
     while not rounds or (len(rounds) < _MOST_ROUNDS and time.perf_counter() < until):
