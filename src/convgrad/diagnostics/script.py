@@ -94,7 +94,7 @@ def run_script(
                 lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
             if cut:
                 ended = "ended by a signal, or by os._exit: the calls of the last second may be missing"
-                lines.append(f"{_processes(cut)} {ended}")
+                lines.append(f"{counted(cut, 'child process')} {ended}")
             with suppress(KeyboardInterrupt):  # the rest is known
                 limited(watch.usage.rows, measure)
             with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
@@ -121,15 +121,9 @@ def run_script(
     return status
 
 
-def _processes(number: int) -> str:
-    return f"{number} child process{'es' * (number != 1)}"
-
-
 def _several(children: int, threads: bool) -> str:
     """Return what computed at the same time, where times of its parts may exceed the whole; else nothing."""
-    if children:
-        return _processes(children)
-    return "threads" if threads else ""
+    return counted(children, "child process") if children else "threads" * threads
 
 
 def profile_script(
