@@ -44,13 +44,7 @@ class Captured(NamedTuple):
 def call_here(
     dtype: torch.dtype | None, operands: Sequence[Any], outputs: Sequence[Output], *args: Any, **kwargs: Any
 ) -> tuple[ConvCall, ConvCall, str, tuple[Transfer, ...]]:
-    """Return a call, and of a sharded one this process's part, its placements and its transfers.
-
-    Args:
-        dtype: to which autocast casts; None where it is off.
-        outputs: for which a sharded call exchanges what is noted.
-        args: of the call, after its operands.
-    """
+    """Return a call under autocast to ``dtype``; if it is sharded, its part here, its placements and its transfers."""
     specs: list[Any] = [None if t is None else TensorSpec.of(t) for t in operands]
     eligible = (torch.float32, torch.bfloat16, torch.float16)
     call = ConvCall.of(*[replace(s, dtype=dtype) if s and dtype and s.dtype in eligible else s for s in specs],
@@ -154,15 +148,8 @@ def capture(
 ) -> list[Captured]:  # fmt: skip
     """Return every convolution of one forward pass, in order, and every linear layer that may be computed as one.
 
-    A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes.
-
-    Args:
-        machine: where it is meant to run: the layout of one result is the next layer's operand.
-        outputs: for which of them a sharded call exchanges what is noted.
-
-    Raises:
-        ValueError: the model could not run on the meta device, and these arguments are there only; or a lazy layer of
-            it, whose sizes its first call decides, cannot be copied.
+    A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes. It is a
+    ValueError if the model can only run for real, and these arguments are on the meta device.
     """
     if is_lazy(model):
         twin = copied(model)

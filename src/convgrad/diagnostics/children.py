@@ -96,10 +96,7 @@ class Watch:
             target.with_suffix(".new").replace(target)
 
     def gather(self) -> tuple[int, int]:
-        """Add the calls, models and notes of the children to those here; return how many computed a convolution.
-
-        The second number is that of those which were ended before they could write their last calls.
-        """
+        """Add what the children noted; return how many there are, and how many were ended before they wrote all."""
         files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
         for one in files:
             self.usage.add([*map(Call.from_dict, one["rows"])])

@@ -162,13 +162,8 @@ def explain_problem(
 ) -> Explanation:  # fmt: skip
     """Return every backend's answer for every output of a problem, as `explain` does, on any machine.
 
-    Args:
-        left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
-        request: the backends that are asked for; None: by `use_backend`, around this call.
-
-    Raises:
-        BackendError: a backend that was requested by name cannot.
-        ValueError: an output or a device that cannot be read, or ``measure`` for a machine that is not here.
+    ``left``: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer. ``request``: the
+    backends that are asked for; None: by `use_backend`, around this call.
     """
     given = _given(outputs)
     for output in given:

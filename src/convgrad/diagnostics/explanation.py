@@ -110,12 +110,10 @@ class Explanation(Drawn):
         return self.text(80)
 
     def text(self, width: int | None = None, *, everything: bool = False) -> str:
-        """Return the table under its subject.
+        """Return the table under its subject, no wider than ``width``.
 
-        Args:
-            width: the most that a line may have.
-            everything: a row for every backend; otherwise those that were not chosen are only named, except ATen, what
-                was measured, and the user's kernels that cannot.
+        Without ``everything`` the backends that were not chosen are only named, except ATen, what was measured, and the
+        user's kernels that cannot.
         """
         shown = self._shown(everything)
         table = self._table(shown).text(width)
@@ -224,11 +222,7 @@ class ModelExplanation(Drawn):
         return len(self.layers)
 
     def select(self, pattern: str) -> ModelExplanation:
-        """The layers that a pattern means: a part of a name, ``7x7``, ``depthwise``, or several words at once.
-
-        Raises:
-            ValueError: there is none; the message lists names.
-        """
+        """Return the layers that a pattern means (`Layer.matches`); if there is none, a ValueError that lists names."""
         result = tuple(layer for layer in self.layers if layer.matches(pattern))
         if not result:
             names = ", ".join(layer.names[0] or layer.kind for layer in self.layers[:8])

@@ -41,13 +41,8 @@ def draw_roofline(
 ) -> Figure:
     """Return the picture, ``width`` by ``height`` inches: a point for each call, the larger the more time it takes.
 
-    Args:
-        calls: the first ones are named. One without a time stands on the roof, as what could be.
-        limits: a roof for each; none where what the machine can do is not known.
-
-    Raises:
-        ImportError: matplotlib is missing; the extra ``[report]`` brings it.
-        ValueError: there is nothing to draw.
+    The first calls are named; one without a time is drawn on the roof, as what could be. There is a roof for each of
+    the limits. It is a ValueError if there is nothing to draw.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
@@ -179,12 +174,7 @@ class Drawn:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """A figure as an SVG element for a page: its colors are ``var(--ink)``, ``--muted``, ``--rule``, ``--ours``,
-    ``--theirs``.
-
-    Args:
-        label: what it shows, for those who do not see it.
-    """
+    """Return a figure as an SVG element, whose colors are variables of a page, with a label for screen readers."""
     import matplotlib
 
     out = io.StringIO()

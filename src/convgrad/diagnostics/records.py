@@ -77,11 +77,7 @@ class Call:
 
     @classmethod
     def from_dict(cls, data: Any) -> Call:
-        """Return the call that `to_dict` gave.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Return the call that `to_dict` gave; a ValueError for anything else."""
         if isinstance(data, Mapping):
             passes = read_as(tuple[str, ...], data.get("outputs"), "outputs")
             data = {**data, "outputs": "+".join(passes), "copied": data.get("copies", 0), "copies": ()}
@@ -105,11 +101,7 @@ class Call:
 
     @property
     def passes(self) -> Outputs:
-        """The outputs one by one.
-
-        Raises:
-            ValueError: there is no such output.
-        """
+        """The outputs one by one; a ValueError if there is no such output."""
         words = self.outputs.split("+")
         if len(result := in_order(words)) != len(words):
             raise ValueError(f"unknown output {self.outputs!r}")
@@ -202,8 +194,7 @@ def reasoned(call: Call) -> Call:
 def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], list[Limits]]:
     """Return calls compared with what their machines can do at best, and these limits.
 
-    Args:
-        measure: limits that are not known; and a CPU's again where a call is faster than they allow: it was busy then.
+    ``measure``: limits that are not known; and a CPU's again where a call is faster than they allow: it was busy then.
     """
 
     @cache
@@ -414,11 +405,7 @@ class Usage(Trace):
         ), *self._others])  # fmt: skip
 
     def table(self, *, width: int | None = None, first: int | None = None) -> str:
-        """Return a line of text for equal calls together; no wider than ``width``.
-
-        Args:
-            first: how many have a line of their own, the most expensive first; None for all.
-        """
+        """Return a line for equal calls together, no wider than ``width``, and beyond the ``first`` lines their sum."""
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"

@@ -56,13 +56,7 @@ class Limits:
 
 
 def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int]:
-    """Operations, and bytes moved at least, of one call for these outputs: operands read and results written once.
-
-    Equivalent to:
-        >>> p = ConvProblem.parse("mb2ic3iw8oc4kw3")
-        >>> least_work(p, ["forward"]) == (p.flops, p.least_bytes)
-        True
-    """
+    """Operations, and bytes moved at least, of one call for these outputs: operands read and results written once."""
     passes = passes_of(outputs)
     read: set[Slot] = {slot for p in passes for slot in OPERANDS[p]}
     written: list[Slot] = [RESULT[p] for p in passes]
@@ -79,11 +73,7 @@ def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
-    """Return the known limits of a machine: measured on this one, else from the datasheet.
-
-    Args:
-        measured: measure this machine now (about two seconds) where that was not done before.
-    """
+    """Return the known limits of a machine: measured here (``measured``: now, if not before), or the datasheet's."""
     known = None
     if machine.device_type in ("cpu", "cuda") and machine.is_here:
         device = torch.device(machine.device_type)

@@ -202,13 +202,7 @@ _NAMES = {"output": "outputs", "mean ms": "milliseconds", "of limit": "of_limit"
 
 
 def read_table(path: str | Path) -> list[Call] | None:
-    """Return the calls in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, or in the
-    JSON of ``convgrad run``, most expensive first; None for any other JSON.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is none of these, or a line of it cannot be read.
-    """
+    """Return the calls in a file that `profile_table` reads, most expensive first; None for other JSON than a run's."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # with the mark that spreadsheets write
         if str(path).endswith(".json"):
