@@ -78,11 +78,6 @@ class Change:
     before: float | None
     after: float | None
 
-    @property
-    def difference(self) -> float:
-        """Milliseconds that it takes longer now; a convolution that ran only once counts as a whole."""
-        return (self.after or 0.0) - (self.before or 0.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
@@ -225,4 +220,5 @@ def changes(now: Profile) -> list[Change]:
         for row in rows:  # two runs may split a backward differently, and name it otherwise
             both = times.setdefault((str(computed(row.convolution)), row.direction), [None, None])
             both[i] = (both[i] or 0.0) + row.total
-    return sorted((Change(*key, *both) for key, both in times.items()), key=lambda c: -abs(c.difference))
+    result = [Change(*key, *both) for key, both in times.items()]  # what ran only once counts as a whole
+    return sorted(result, key=lambda change: -abs((change.after or 0.0) - (change.before or 0.0)))

@@ -337,13 +337,6 @@ class Trace(Drawn):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def to_dict(self) -> Any:
-        """Return plain data, ready for json: a list of calls."""
-        return [
-            {name: getattr(c, name) for name in _EACH} | {"copies": [*c.copies], "transposed": c.convolution.transposed}
-            for c in self.records
-        ]
-
     def __str__(self) -> str:
         return self.table()
 
@@ -423,7 +416,7 @@ class Usage(Trace):
     def _table(self, every_layer: bool = False) -> Table[Call]:
         return _table_of(limited(self.rows, False)[0], _SUMMED, every_layer)
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json: the total and its rows."""
         calls = limited(self.rows, measure=False)[0]
         rows = [{**c.to_dict(), "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit} for c in calls]
