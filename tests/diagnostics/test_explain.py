@@ -457,15 +457,6 @@ def test_a_transposed_problem_says_which_pass_is_its_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [(["native"], "did you mean 'native'"), (3, "there are aten"), ("Natve", "did you mean 'native'")],
-)
-def test_asking_for_a_backend_by_what_is_no_name_lists_the_names(name: Any, words: str) -> None:
-    with pytest.raises(KeyError, match=rf"^no backend is called .*; {words}"), use_backend(name):
-        pass
-
-
-@pytest.mark.parametrize(
     ("seconds", "words"),
     [({"native": 2.0}, "0.5x as fast as aten"), ({}, "no faster than aten"), ({"native": 0.25}, "4x as fast as aten")],
 )
