@@ -103,8 +103,6 @@ def described_call(
         if input.padding_mode != "zeros":  # PyTorch writes it out around the input first
             input = padded(input)
         return ConvCall.of_problem(input, machine.device_type, need_backward is not False), machine
-    if weight is None:
-        raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
     call = ConvCall.of(input, weight, *args, need_backward=need_backward, **kwargs)
     if any(low == high < 0 for low, high in call.geometry.padding):  # one number for both sides crops nothing there
         raise ShapeError(f"negative padding is not supported, but got padding={call.geometry.padding}")
