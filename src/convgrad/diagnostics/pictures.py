@@ -151,10 +151,7 @@ class Drawn:
         raise NotImplementedError
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """The roofline as a figure of matplotlib.
-
-        Args:
-            path: also write it there, as PNG or whatever the ending says.
+        """Return the roofline as a figure of matplotlib; also write it to ``path``, as PNG or whatever the ending says.
 
         Raises:
             ImportError: matplotlib is missing; the extra ``[report]`` brings it.
