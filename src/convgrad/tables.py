@@ -43,10 +43,11 @@ def counted(number: int, what: str = "problem") -> str:
     """Return a number of things in words.
 
     Equivalent to:
-        >>> counted(1), counted(2, "call")
-        ('1 problem', '2 calls')
+        >>> counted(1), counted(2, "call"), counted(2, "process")
+        ('1 problem', '2 calls', '2 processes')
     """
-    return f"{number} {what}{'s' * (number != 1)}"
+    ending = "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending * (number != 1)}"
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

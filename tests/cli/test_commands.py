@@ -118,7 +118,7 @@ def test_info_begins_with_missing_kernels(capsys, monkeypatch) -> None:
 
 def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     printed = shown(capsys, "explain", SMALL, "--no-measure")
-    others = r"native was chosen over .*; \d+ cannot compute it \(--all shows why; in Python, "
+    others = r"not chosen: .*; \d+ more cannot compute it \(--all shows why; in Python, "
     assert re.search(others, " ".join(printed.split()))
     assert len(printed.splitlines()) < 30
     assert " ms" not in printed

@@ -99,9 +99,9 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("other.csv",), "was not written by convgrad run --csv or --json, trace, or bench PROBLEM --csv"),
+        (("other.csv",), "is no table of convgrad run --csv or --json, trace, or bench PROBLEM --csv"),
         (("nothing.csv",), "'nothing.csv': No such file"),
-        (("other.json",), "'other.json' was not written by convgrad run --csv or --json, trace"),
+        (("other.json",), "'other.json': this does not hold the data of a convgrad report"),
         (("other.txt",), "'other.txt' is no file that report reads (hint: a script ends with .py, a table with .csv"),
         (("--stock", "other.json"), "--stock is for a script, and 'other.json' is none"),
         (("--against", "other.csv", "script.py"), "'other.csv': this is neither a page nor a JSON file"),

@@ -90,7 +90,7 @@ def test_changes_are_those_of_a_direction_however_its_calls_are_split() -> None:
     assert both.before == pytest.approx(sum(r.total for r in before.rows))
     assert both.after == pytest.approx(now.rows[1].total)
     assert found["g8mb2", "forward"].before is None
-    ordered = [abs(c.difference) for c in changes(now.against(before))]
+    ordered = [abs((c.after or 0) - (c.before or 0)) for c in changes(now.against(before))]
     assert ordered == sorted(ordered, reverse=True)
     assert changes(now) == []
 

@@ -59,7 +59,6 @@ def test_a_table_says_what_the_passes_of_a_transposed_convolution_are_to_its_use
     column = [line["outputs"] for line in csv.DictReader(io.StringIO(t.to_csv()))]
     assert column == ["grad_input (its output)", "forward (its grad_input)", "grad_weight"]
     assert all(text in t.table() for text in column)
-    assert all(r["transposed"] for r in t.to_dict())
     with trace() as t:
         convgrad.nn.Conv2d(4, 4, 3)(x).sum().backward()
     assert "(its" not in t.table()
@@ -112,7 +111,6 @@ def test_table_and_csv(tmp_path) -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     assert rows[0]["outputs"] == "forward"
     assert float(rows[0]["milliseconds"]) > 0
-    assert t.to_dict()[0]["problem"] == str(P)
     assert "<table>" in t._repr_html_()
 
 

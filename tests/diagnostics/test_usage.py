@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import convgrad
 from convgrad.diagnostics import Call, Limits, limited
 from convgrad.engine import Event
 from convgrad.models import Usage
@@ -38,14 +37,6 @@ def test_the_most_expensive_comes_first_and_what_is_left_out_is_summed() -> None
 def test_the_first_calls_hardly_count_but_in_the_total() -> None:
     (row,) = used(*((P, seconds) for seconds in (9.0, 1e-3, 1e-3, 1e-3, 1e-3))).rows
     assert (row.milliseconds, row.total) == pytest.approx((1.0, 9004.0))
-
-
-def test_what_runs_after_the_block_is_not_counted() -> None:
-    x, w = torch.randn(1, 2, 5), torch.randn(2, 2, 3)
-    with Usage() as usage:
-        convgrad.conv1d(x, w)
-    convgrad.conv1d(x, w)
-    assert [row.calls for row in usage.rows] == [1]
 
 
 def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:

@@ -114,7 +114,13 @@ def test_a_padded_copy_that_cannot_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("cudnn", "aten:cudnn"), ("MKLDNN", "aten:mkldnn"), ("winogard", "native:winograd"), ("nativ", "native")],
+    [
+        ("cudnn", "aten:cudnn"),
+        ("MKLDNN", "aten:mkldnn"),
+        ("winogard", "native:winograd"),
+        ("nativ", "native"),
+        (["native"], "native"),
+    ],
 )
 def test_a_part_of_a_name_is_enough_for_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(KeyError, match=f"did you mean '{meant}'"), convgrad.use_backend(name):

@@ -41,6 +41,7 @@ _CHECK = {
     "stopped": ("", "time was up", "interrupted"), "properties": [str],
     "results": [_of(CheckResult, "operands") | {"problem": str, "worst": _AMOUNT, "bound": _AMOUNT, "repeat?": str}],
 }  # fmt: skip
+_PROFILE = {**_of(Profile), "kind": ("step", "run", "table"), "rows": [_CALL], "limits": [Limits], "before": None}
 _VERSIONS = dict.fromkeys(("convgrad", "torch", "python"), str)
 
 SHAPES: dict[str, Any] = {
@@ -82,15 +83,9 @@ SHAPES: dict[str, Any] = {
     },
     "run": {
         "taken_over": bool, "wall_seconds": float, "accelerated": [str], "children": int, "children_cut": int,
-        "total_seconds": float, "rows": [{
-            "layers": [str], "problem": str, "outputs": [OUTPUTS], "backend": str, "device": str, "layout": str,
-            "calls": int, "total_seconds": float, "fraction_of_limit": _AMOUNT,
-        }],
+        "total_seconds": float, "rows": [_CALL | {"total_seconds": float, "fraction_of_limit": _AMOUNT}],
     },
-    "report": {
-        **_of(Profile), "kind": ("step", "run", "table"), "rows": [_CALL], "limits": [Limits],
-        "before": ({"what": str, "made": str, "conditions": str, "milliseconds": _AMOUNT, "rows": [_CALL]}, None),
-    },
+    "report": _PROFILE | {"before": (_PROFILE, None)},
     "names": {"name": str, "direct_function?": str, "direct_functions?": [str], "functions?": Kernel,
               "scratch_tensor?": Scratch},
 }  # fmt: skip

@@ -4,39 +4,26 @@ One record of a call (`Call`), one observer (`Trace`), one table; what would run
 costs (`profile_model`, `profile_script`) with a page and pictures. Nothing on the path of a call imports this room.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from .aten_rules import MACHINES, MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
+from .children import watch_this_process
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
-from .layers import current_layer, layer_ranges
+from .layers import layer_ranges, running
 from .measure import Load, compared, measured, requested
 from .onednn_log import redirected
 from .pictures import by_pytorch, draw_roofline, svg
-from .records import Call, Trace, Usage, limited, trace, without_figures
+from .profile import SCHEMA, Change, Cost, Profile, Variant, changes
+from .records import Call, Moment, Trace, Usage, limited, trace, without_figures
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
-
-if TYPE_CHECKING:
-    from .children import watch_this_process
-    from .profile import SCHEMA, Change, Cost, Moment, Profile, Variant, changes
-    from .script import profile_script, profile_table, run_script
-    from .step import profile_model
+from .script import profile_script, profile_table, run_script
+from .step import profile_model
 
 __all__ = [
     "BEYOND", "MACHINES", "MODELLED_VERSIONS", "SCHEMA", "TOO_LOW", "Answer", "Call", "Change", "Cost", "Explanation",
     "Layer", "Limits", "Load", "Machine", "ModelExplanation", "Moment", "Profile", "Trace", "Transfer",
-    "Usage", "Variant", "by_pytorch", "changes", "compared", "current_layer", "draw_roofline", "explain",
+    "Usage", "Variant", "by_pytorch", "changes", "compared", "draw_roofline", "explain",
     "explain_problem", "kernel_of", "layer_ranges", "least_work", "limited", "limits_of",
     "measure_limits", "measured", "named", "profile_model", "profile_script", "profile_table",
-    "redirected", "requested", "run_script", "select_conv_backend", "svg", "trace", "watch_this_process",
+    "redirected", "requested", "run_script", "running", "select_conv_backend", "svg", "trace", "watch_this_process",
     "without_figures",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Load what makes profiles when it is first named."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import children, profile, script, step
-
-    return next(getattr(module, name) for module in (profile, step, script, children) if hasattr(module, name))

@@ -41,22 +41,19 @@ class Captured(NamedTuple):
     outputs: Outputs  # that were called for by name; none of a convolution, whose gradients may all follow
 
 
-def part_of_call(
-    call: ConvCall, operands: Sequence[Any], outputs: Sequence[Output]
-) -> tuple[ConvCall, str, tuple[Transfer, ...]]:
-    """Return this process's part of a sharded call, its placements, and its transfers; any other call as it is."""
+def call_here(
+    dtype: torch.dtype | None, operands: Sequence[Any], outputs: Sequence[Output], *args: Any, **kwargs: Any
+) -> tuple[ConvCall, ConvCall, str, tuple[Transfer, ...]]:
+    """Return a call under autocast to ``dtype``; if it is sharded, its part here, its placements and its transfers."""
+    specs: list[Any] = [None if t is None else TensorSpec.of(t) for t in operands]
+    eligible = (torch.float32, torch.bfloat16, torch.float16)
+    call = ConvCall.of(*[replace(s, dtype=dtype) if s and dtype and s.dtype in eligible else s for s in specs],
+                       *args, **kwargs)  # fmt: skip
     describe = next(filter(None, (rules_of(type(t)) for t in operands)), None)
     if describe is None:
-        return call, "", ()
+        return call, call, "", ()
     arguments, placements, transfers = describe(call.geometry, *operands, outputs)
-    return ConvCall.of(*arguments, need_backward=call.need_backward), placements, transfers
-
-
-def cast_to(dtype: torch.dtype | None, *operands: Tensor | TensorSpec | None) -> list[Any]:
-    """The operands of a convolution as autocast to a dtype, if there is one, makes them."""
-    eligible = (torch.float32, torch.bfloat16, torch.float16)
-    specs = [None if t is None else TensorSpec.of(t) for t in operands]
-    return [replace(s, dtype=dtype) if s and dtype and s.dtype in eligible else s for s in specs]
+    return call, ConvCall.of(*arguments, need_backward=call.need_backward), placements, transfers
 
 
 def problem_on(machine: Machine, call: ConvCall, padding_mode: PaddingMode = "zeros") -> ConvProblem:
@@ -131,10 +128,9 @@ class _Recorder(DispatchMode):
         now = running()
         # What runs for real was cast already, but for the weight of a linear layer.
         dtype = now.autocast.get(self.machine.device_type) if self.meta and now else arguments[0].dtype
-        call = ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
+        call, part, placements, transfers = call_here(dtype, arguments[:3], self.outputs, *arguments[3:])
         name, kind = (self.names.get(now.module, ""), type(now.module).__name__) if now else ("", "")
         outputs = gradient_outputs(call.geometry.transposed, wanted) if wanted else ()
-        part, placements, transfers = part_of_call(call, arguments[:3], self.outputs)
         problem = problem_on(self.machine, part, mode)
         self.found.append(Captured(name, kind, problem, placements, transfers, linear, active(), outputs))
         return problem if part is call else problem_on(self.machine, call, mode)
@@ -152,15 +148,8 @@ def capture(
 ) -> list[Captured]:  # fmt: skip
     """Return every convolution of one forward pass, in order, and every linear layer that may be computed as one.
 
-    A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes.
-
-    Args:
-        machine: where it is meant to run: the layout of one result is the next layer's operand.
-        outputs: for which of them a sharded call exchanges what is noted.
-
-    Raises:
-        ValueError: the model could not run on the meta device, and these arguments are there only; or a lazy layer of
-            it, whose sizes its first call decides, cannot be copied.
+    A linear layer that is given by itself is noted in any case. Neither the model nor the random state changes. It is a
+    ValueError if the model can only run for real, and these arguments are on the meta device.
     """
     if is_lazy(model):
         twin = copied(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from ..check import load_kernels
 from ..engine import Event, observing
 from ..models import accelerating, observe_aten, takeover
 from .layers import layer_ranges
-from .records import Call, Usage
+from .records import Usage
 
 #: The variable of the environment that says how a child is watched, where it writes, and whose kernels it loads.
 _VARIABLE = "CONVGRAD_WATCH"
@@ -88,24 +89,19 @@ class Watch:
         """Write what this process, which is a child, has computed."""
         if self.first or not (rows := self.usage.rows):
             return
-        data = {"ended": ended, "rows": [row.to_dict() for row in rows], "accelerated": self.accelerated}
-        data["notes"] = self.notes
-        target = Path(self.folder, f"{os.getpid()}.json")
+        target = Path(self.folder, f"{os.getpid()}.calls")
         with suppress(OSError):  # the first process has ended
-            target.with_suffix(".new").write_text(json.dumps(data))
+            target.with_suffix(".new").write_bytes(pickle.dumps((ended, rows, self.accelerated, self.notes)))
             target.with_suffix(".new").replace(target)
 
     def gather(self) -> tuple[int, int]:
-        """Add the calls, models and notes of the children to those here; return how many computed a convolution.
-
-        The second number is that of those which were ended before they could write their last calls.
-        """
-        files = [json.loads(path.read_text()) for path in sorted(Path(self.folder).glob("*.json"))]
-        for one in files:
-            self.usage.add([*map(Call.from_dict, one["rows"])])
-            self.accelerated += [line for line in one["accelerated"] if line not in self.accelerated]
-            self.notes += one["notes"]
-        return len(files), sum(not one["ended"] for one in files)
+        """Add what the children noted; return how many there are, and how many were ended before they wrote all."""
+        children = [pickle.loads(path.read_bytes()) for path in sorted(Path(self.folder).glob("*.calls"))]
+        for _, rows, accelerated, notes in children:
+            self.usage.add(rows)
+            self.accelerated += [line for line in accelerated if line not in self.accelerated]
+            self.notes += notes
+        return len(children), sum(not ended for ended, *_ in children)
 
 
 #: The watches of this process that are open.

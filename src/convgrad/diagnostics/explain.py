@@ -28,7 +28,7 @@ from ..engine import (
 from ..ops import autocast_dtype, autocast_is_on
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of
-from .capture import Captured, capture, cast_to, part_of_call, problem_on
+from .capture import Captured, call_here, capture, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation, pytorchs_own
 from .measure import measured
 from .roofline import limits_of
@@ -79,22 +79,15 @@ def explain(
             )
         return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
     if isinstance(what, (Tensor, TensorSpec)):
-        if not args and "weight" not in kwargs:
-            raise TypeError(
-                "explain(input) needs a weight too, and the arguments of torch.convolution: "
-                "explain(input, weight, padding=1, groups=8)"
-            )
         try:
-            signature(ConvCall.of).bind(what, *args, **kwargs)
+            given = signature(ConvCall.of).bind(what, *args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"explain(input, weight) takes the arguments of torch.convolution: {error}") from None
         machine = _machine(device, what)
-        weight, bias = (kwargs.get(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
+        operands = [given.pop(name, None) for name in ("input", "weight", "bias")]
         dtype = autocast_dtype(machine.device_type)
-        kwargs |= {name: cast_to(dtype, kwargs[name])[0] for name in ("weight", "bias") if name in kwargs}
-        call = ConvCall.of(*cast_to(dtype, what, *args[:2]), *args[2:], **kwargs)
-        call, placements, transfers = part_of_call(call, (what, weight, bias), _given(outputs))
-        result = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
+        _, part, placements, transfers = call_here(dtype, operands, _given(outputs), **given)
+        result = explain_problem(problem_on(machine, part), outputs, machine, measure=measure)
         return replace(result, placements=placements, transfers=transfers)
     if args or kwargs:
         raise TypeError(
@@ -121,18 +114,16 @@ def _title(what: object) -> str:
     return getattr(what, "__name__", type(what).__name__)
 
 
-def _module_of(function: Callable[..., Any]) -> nn.Module:
-    """Return a module with the name of a function, which is its forward."""
-    return type(_title(function), (nn.Module,), {"forward": staticmethod(function)})()
-
-
 def _explain_module(
     what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs,
     measure: bool,
 ) -> Explanation | ModelExplanation:  # fmt: skip
     """Every convolution that runs in a module or a function; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
-    module = what if isinstance(what, nn.Module) else _module_of(what)
+    # A function is the forward of a module of its name.
+    module = (
+        what if isinstance(what, nn.Module) else type(_title(what), (nn.Module,), {"forward": staticmethod(what)})()
+    )
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault(one[2:], []).append(one)
     if not equal:
@@ -171,13 +162,8 @@ def explain_problem(
 ) -> Explanation:  # fmt: skip
     """Return every backend's answer for every output of a problem, as `explain` does, on any machine.
 
-    Args:
-        left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
-        request: the backends that are asked for; None: by `use_backend`, around this call.
-
-    Raises:
-        BackendError: a backend that was requested by name cannot.
-        ValueError: an output or a device that cannot be read, or ``measure`` for a machine that is not here.
+    ``left``: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer. ``request``: the
+    backends that are asked for; None: by `use_backend`, around this call.
     """
     given = _given(outputs)
     for output in given:

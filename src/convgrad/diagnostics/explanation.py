@@ -110,18 +110,25 @@ class Explanation(Drawn):
         return self.text(80)
 
     def text(self, width: int | None = None, *, everything: bool = False) -> str:
-        """Return the table under its subject.
+        """Return the table under its subject, no wider than ``width``.
 
-        Args:
-            width: the most that a line may have.
-            everything: a row for every backend; otherwise those that were not chosen are only named, except ATen, what
-                was measured, and the user's kernels that cannot.
+        Without ``everything`` the backends that were not chosen are only named, except ATen, what was measured, and the
+        user's kernels that cannot.
         """
         shown = self._shown(everything)
         table = self._table(shown).text(width)
-        rest = self._named([r for r in self.rows if r not in shown])
-        rest += [_exchanged([("", t) for t in self.transfers]).text(width)] if self.transfers else []
-        rest += [TOO_LOW] if any((self.of_limit(r) or 0) > BEYOND for r in self.rows) else []
+        rest = []
+        if others := [r for r in self.rows if r not in shown]:
+            can = [*dict.fromkeys(r.backend for r in others if r.usable)]
+            cannot = len({r.backend for r in others}) - len(can)
+            rest.append(
+                f"not chosen: {', '.join(can) or 'none'}; {cannot} more cannot compute it (--all shows why; in Python, "
+                ".text(everything=True))"
+            )
+        if self.transfers:
+            rest.append(_exchanged([("", t) for t in self.transfers]).text(width))
+        if any((self.of_limit(r) or 0) > BEYOND for r in self.rows):
+            rest.append(TOO_LOW)
         return "\n".join(text if width is None else wrapped(text, width) for text in (self._head, table, *rest))
 
     @property
@@ -136,22 +143,6 @@ class Explanation(Drawn):
             r for r in self.rows
             if everything or r.chosen or r.by_aten or r.seconds is not None
             or not (r.usable or r.backend.removesuffix(COPY) in ours)
-        ]  # fmt: skip
-
-    def _named(self, rows: Sequence[Answer]) -> list[str]:
-        """The backends of these rows by name; outputs of which the same is said share a line."""
-        outputs_of: dict[str, list[Output]] = {}
-        for output, chosen in self.chosen().items():
-            can = [r.backend for r in rows if r.output == output and r.usable]
-            cannot = sum(r.output == output and not r.usable for r in rows)
-            said = [f"{chosen} was chosen over {', '.join(can)}"] if can else []
-            if cannot:
-                said.append(f"{cannot} cannot compute it (--all shows why; in Python, .text(everything=True))")
-            outputs_of.setdefault("; ".join(said), []).append(output)
-        transposed = self.problem.transposed
-        return [
-            f"{shown_outputs(outputs, transposed).replace('+', ', ')}: {text}"
-            for text, outputs in outputs_of.items() if text
         ]  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -231,11 +222,7 @@ class ModelExplanation(Drawn):
         return len(self.layers)
 
     def select(self, pattern: str) -> ModelExplanation:
-        """The layers that a pattern means: a part of a name, ``7x7``, ``depthwise``, or several words at once.
-
-        Raises:
-            ValueError: there is none; the message lists names.
-        """
+        """Return the layers that a pattern means (`Layer.matches`); if there is none, a ValueError that lists names."""
         result = tuple(layer for layer in self.layers if layer.matches(pattern))
         if not result:
             names = ", ".join(layer.names[0] or layer.kind for layer in self.layers[:8])

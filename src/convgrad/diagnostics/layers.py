@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -38,18 +38,13 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-#: By the id of a module, itself and its path. A part of a model runs by itself where a checkpoint computes it again.
-_names: dict[int, tuple[ref[nn.Module], str]] = {}
+#: The path of each module in its model. A part of a model runs by itself where a checkpoint computes it again.
+_names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def running() -> Running | None:
     """Return the innermost module that is running in this thread inside `layer_ranges`."""
     return _thread.running[-1] if _thread.running else None
-
-
-def current_layer() -> str:
-    """Return the name of the innermost module that is running in this thread inside `layer_ranges`; empty for none."""
-    return _thread.running[-1].name if _thread.running else ""
 
 
 @contextmanager
@@ -83,22 +78,15 @@ def _before(module: nn.Module, inputs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     running = _thread.running
-    if (name := _name(module)) is None:
+    if module not in _names:
         outermost = running[0].module if running else module
-        _names.update({id(one): (ref(one), path) for path, one in outermost.named_modules()})
-        name = _name(module)
-    name = _WRAPPERS.sub("", name or "") or type(module).__name__
+        _names.update({one: path for path, one in outermost.named_modules()})
+    name = _WRAPPERS.sub("", _names.get(module, "")) or type(module).__name__
     opened = record_function(name) if profiler_enabled() else None
     if opened is not None:
         opened.__enter__()
     casts = {kind: autocast_dtype(kind) for kind in ("cpu", "cuda", "xpu", "mps")}
     running.append(Running(module, name, opened, set() if opened is None else _nodes(inputs), casts))
-
-
-def _name(module: nn.Module) -> str | None:
-    """Return the path of a module in the model that was found last; None where it is not known."""
-    known, name = _names.get(id(module), (None, None))
-    return name if known is not None and known() is module else None
 
 
 def _after(module: nn.Module, _: object, output: Any) -> None:

@@ -31,9 +31,6 @@ def measured(explanation: Explanation) -> Explanation:
     """Return an explanation with the times of the chosen backend and of ATen, and the machine's limit.
 
     Each pass is timed alternately in this process. One that a backend computes only together with others has no time.
-
-    Raises:
-        ValueError: the machine is not here.
     """
     problem, machine, rows = explanation.problem, explanation.machine, explanation.rows
     if not machine.is_here:
@@ -46,6 +43,7 @@ def measured(explanation: Explanation) -> Explanation:
     return replace(explanation, rows=rows, limits=limits, warnings=warnings)
 
 
+#: Name -> the problem, perhaps in another layout, and the steps that compute it.
 Candidates = Mapping[str, tuple[ConvProblem, tuple[Step, ...]]]
 
 
@@ -63,13 +61,8 @@ def compared(
 ) -> Comparison | None:  # fmt: skip
     """Time candidates for the same outputs alternately; return their times with the fastest baseline as the baseline.
 
-    None where there is no memory for the operands, or all others are hopeless.
-
-    Args:
-        candidates: name -> the problem, perhaps in another layout, and the steps that compute it.
-        baselines: names of candidates.
-        seconds: for all of them, about.
-        hopeless: leave out the candidates whose second call takes so many times as long as that of the first baseline.
+    Candidates whose second call takes ``hopeless`` times as long as that of the first baseline are left out. None where
+    there is no memory for the operands, or no other is left.
     """
     try:
         with torch.no_grad():

@@ -22,11 +22,9 @@ _CONVOLUTION = re.compile(_OURS + rb".*,exec,[^,]*,(?:de)?convolution,([^,]*),([
 def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
     """In this block oneDNN's log is on, and off the user's standard output.
 
+    Yield a function that returns the convolutions executed since its last call: ``jit_dw:avx2 (backward_weights)``.
     The log goes to C's stdout and nowhere else, so file descriptor 1 points to a temporary file meanwhile; every
     other line found there is passed on to the real standard output.
-
-    Yields:
-        A function that returns the convolutions executed since its last call: ``jit_dw:avx2 (backward_weights)``.
     """
     if not torch.backends.mkldnn.is_available():
         yield tuple

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ..engine.measure import call_seconds
 from .onednn_log import redirected
 
 #: Part -> operators, ranges and nodes of autograd that belong to it with all that they call; the first that fits.
@@ -38,18 +38,13 @@ def watched(step: Callable[[], object], device: torch.device) -> Watched:
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
     before = 0
     if on_gpu:
-        torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     seen = profile(activities=activities, profile_memory=not on_gpu)
     with open(os.devnull, "wb") as nothing, redirected(2, nothing):  # the profiler's library logs there
         seen.start()
     try:
-        start = time.perf_counter()
-        step()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        took = time.perf_counter() - start
+        took = call_seconds(step, device)
     finally:
         with open(os.devnull, "wb") as nothing, redirected(2, nothing):
             seen.stop()

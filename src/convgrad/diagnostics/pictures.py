@@ -10,9 +10,9 @@ import io
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .roofline import Limits
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NAMED = 8  # points, where there is room
 _FAR = (9, 20, 34, 50, 70)  # points from its mark to a label; a line leads there
 
+_MARKERS = {"ours": "o", "theirs": "s"}
 #: Variable of a page -> the color that stands for it in the drawing.
 _COLORS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b6e63", "theirs": "#a04a0c"}
 #: The same where no page has such a variable: readable on any background, as in a notebook.
@@ -40,32 +41,33 @@ def draw_roofline(
 ) -> Figure:
     """Return the picture, ``width`` by ``height`` inches: a point for each call, the larger the more time it takes.
 
-    Args:
-        calls: the first ones are named. One without a time stands on the roof, as what could be.
-        limits: a roof for each; none where what the machine can do is not known.
-
-    Raises:
-        ImportError: matplotlib is missing; the extra ``[report]`` brings it.
-        ValueError: there is nothing to draw.
+    The first calls are named; one without a time is drawn on the roof, as what could be. There is a roof for each of
+    the limits. It is a ValueError if there is nothing to draw.
     """
-    most = max((call.total for call in calls), default=0.0) or 1.0
-    drawn: list[_Drawn] = []
-    for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
-        flops, moved = call.work
-        # Of what was not measured, the time at best.
-        took = call.milliseconds or (call.against(limits[0]).least if limits else None)
-        if flops and moved and took:
-            label = f"{name or call.name} {call.direction if ',' in call.shown else call.shown}" if i < _NAMED else ""
-            drawn.append(_Drawn(i, call, label, flops / moved, flops / took / 1e6, 16 + 150 * call.total / most))
-    if not drawn:
-        raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     figure = Figure((width, height), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
-    xs = [one.x for one in drawn] + [one.flops_per_second / one.bytes_per_second for one in limits]
-    ys = [one.y for one in drawn]
+    most = max((call.total for call in calls), default=0.0) or 1.0
+    drawn, sides = dict[Any, str](), set[str]()  # a call's point -> its name
+    for i, (call, name) in enumerate(zip(calls, short_names(calls), strict=True)):
+        flops, moved = call.work
+        # Of what was not measured, the time at best.
+        took = call.milliseconds or (call.against(limits[0]).least if limits else None)
+        if flops and moved and took:
+            sides.add(side := "theirs" if by_pytorch(call.backend) else "ours")
+            face, alpha = (_COLORS[side], 0.8) if call.milliseconds else ("none", None)
+            point = axes.scatter(
+                [flops / moved], [flops / took / 1e6], s=16 + 150 * call.total / most, marker=_MARKERS[side],
+                linewidths=1.2, edgecolors=_COLORS[side], zorder=3, gid=f"row-{i}", facecolors=face, alpha=alpha,
+            )  # fmt: skip
+            label = f"{name or call.name} {call.direction if ',' in call.shown else call.shown}"
+            drawn[point] = label if i < _NAMED else ""
+    if not drawn:
+        raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
+    xs, ys = ([point.get_offsets()[0][i] for point in drawn] for i in (0, 1))
+    xs += [one.flops_per_second / one.bytes_per_second for one in limits]
     left, right = min(xs) / 1.7, max(xs) * 1.7
     top = max(ys + [one.flops_per_second / 1e9 for one in limits])
     axes.set(xlim=(left, right), ylim=(min(ys) / 1.8, top * 1.9))
@@ -78,15 +80,9 @@ def draw_roofline(
         if ridge > left * 2.5:
             middle = math.sqrt(left * ridge)
             axes.annotate(f"{slope:,.3g} GB/s", (middle, middle * slope), (-5, 5), **said)
-    for stock, name, marker in ((False, "convgrad", "o"), (True, "PyTorch", "s")):
-        color = _COLORS["theirs" if stock else "ours"]
-        of_these = [one for one in drawn if by_pytorch(one.call.backend) is stock]
-        for one in of_these:
-            face, alpha = (color, 0.8) if one.call.milliseconds else ("none", None)
-            axes.scatter([one.x], [one.y], s=one.size, marker=marker, linewidths=1.2, edgecolors=color, zorder=3,
-                         gid=f"row-{one.number}", facecolors=face, alpha=alpha)  # fmt: skip
-        if of_these:
-            axes.scatter([], [], s=40, marker=marker, color=color, label=name)
+    for side, name in (("ours", "convgrad"), ("theirs", "PyTorch")):
+        if side in sides:
+            axes.scatter([], [], s=40, marker=_MARKERS[side], color=_COLORS[side], label=name)
     figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLORS["ink"], handletextpad=0.2)
     axes.grid(which="major", color=_COLORS["rule"], linewidth=0.8)
     axes.set_axisbelow(True)
@@ -110,18 +106,7 @@ def short_names(calls: Sequence[Call]) -> list[str]:
     return [name.removesuffix(drop) for name in names]
 
 
-class _Drawn(NamedTuple):
-    """A call's point, its size in square points."""
-
-    number: int
-    call: Call
-    label: str
-    x: float
-    y: float
-    size: float
-
-
-def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
+def _labels(figure: Figure, axes: Any, drawn: Mapping[Any, str]) -> None:
     """Name the points that have a label, the most important first, where there is room: on no other mark or text."""
     from matplotlib.path import Path
     from matplotlib.transforms import Bbox
@@ -129,12 +114,13 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
     figure.draw_without_rendering()  # now it is known where everything is
     inside, names, unit = axes.get_window_extent(), [t.get_window_extent() for t in axes.texts], figure.dpi / 72
     lines, marks = [axes.transData.transform_path(line.get_path()) for line in axes.lines], list[Any]()
-    for one in drawn:
-        (px, py), r = axes.transData.transform((one.x, one.y)), math.sqrt(one.size) / 2
+    for point in drawn:
+        (px, py), r = axes.transData.transform(point.get_offsets()[0]), math.sqrt(point.get_sizes()[0]) / 2
         marks.append(Bbox.from_bounds(px - r, py - r, 2 * r, 2 * r))
-    for one in sorted((one for one in drawn if one.label), key=lambda one: -one.size):
-        text = axes.text(0.5, 0.5, one.label, fontsize=9, transform=axes.transAxes)  # to know its size
-        size, (px, py) = text.get_window_extent(), axes.transData.transform((one.x, one.y))
+    for point in sorted(filter(drawn.get, drawn), key=lambda point: -point.get_sizes()[0]):
+        text = axes.text(0.5, 0.5, drawn[point], fontsize=9, transform=axes.transAxes)  # to know its size
+        place = point.get_offsets()[0]
+        size, (px, py) = text.get_window_extent(), axes.transData.transform(place)
         for far, angle in product(_FAR, range(0, 360, 30)):
             dx, dy = far * math.cos(math.radians(angle)), far * math.sin(math.radians(angle))
             side = 0 if angle in (90, 270) else 1 if dx > 0 else -1
@@ -150,7 +136,7 @@ def _labels(figure: Figure, axes: Any, drawn: Sequence[_Drawn]) -> None:
                 line = {"arrowstyle": "-", "color": _COLORS["muted"], "lw": 0.6, "shrinkA": 0, "shrinkB": 0,
                         "relpos": ((1 - side) / 2, 0.5)}  # fmt: skip
                 axes.annotate(
-                    one.label, (one.x, one.y), (dx, dy), textcoords="offset points", fontsize=9, va="center",
+                    drawn[point], place, (dx, dy), textcoords="offset points", fontsize=9, va="center",
                     ha={-1: "right", 0: "center", 1: "left"}[side], color=_COLORS["ink"], zorder=4, arrowprops=line,
                 ).set_in_layout(False)  # fmt: skip
                 break
@@ -165,10 +151,7 @@ class Drawn:
         raise NotImplementedError
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """The roofline as a figure of matplotlib.
-
-        Args:
-            path: also write it there, as PNG or whatever the ending says.
+        """Return the roofline as a figure of matplotlib; also write it to ``path``, as PNG or whatever the ending says.
 
         Raises:
             ImportError: matplotlib is missing; the extra ``[report]`` brings it.
@@ -188,12 +171,7 @@ class Drawn:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """A figure as an SVG element for a page: its colors are ``var(--ink)``, ``--muted``, ``--rule``, ``--ours``,
-    ``--theirs``.
-
-    Args:
-        label: what it shows, for those who do not see it.
-    """
+    """Return a figure as an SVG element, whose colors are variables of a page, with a label for screen readers."""
     import matplotlib
 
     out = io.StringIO()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -20,7 +20,7 @@ from .. import __version__
 from ..backends import why_absent
 from ..engine.measure import conditions
 from ..foreign import read_as, read_json
-from .records import Call, computed
+from .records import Call, Moment, computed
 from .roofline import TOO_LOW, Limits
 from .screen import Layers, page_of, screen
 
@@ -52,15 +52,6 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One call in one step: the number of its row, and milliseconds from the first call's start."""
-
-    row: int
-    start: float
-    milliseconds: float
-
-
-@dataclass(frozen=True)
 class Part:
     """A part of the whole step, all of which add up to it: milliseconds by convgrad and by PyTorch."""
 
@@ -87,27 +78,16 @@ class Change:
     before: float | None
     after: float | None
 
-    @property
-    def difference(self) -> float:
-        """Milliseconds that it takes longer now; a convolution that ran only once counts as a whole."""
-        return (self.after or 0.0) - (self.before or 0.0)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
-    """The part of a profile that a later one keeps, to be compared with it."""
+class Profile:
+    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it."""
 
     what: str  #: the name of the model, script or file
     made: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))  #: ISO 8601
     conditions: str  #: machine, threads, versions, memory setting
     milliseconds: float | None = None  #: of the whole in which the rows were seen
     rows: tuple[Call, ...]  #: the most expensive first
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile(Before):
-    """The cost of the convolutions of a training step, of a script or of a table, and the avoidable part of it."""
-
     kind: str  #: ``"step"`` of a model, ``"run"`` of a script, or ``"table"`` read from a file
     finding: str  #: the result in one sentence
     variants: tuple[Variant, ...] = ()  #: the whole computed in different ways, PyTorch's own first
@@ -117,7 +97,7 @@ class Profile(Before):
     notes: tuple[str, ...] = ()  #: how it was measured, for the reader
     limits: tuple[Limits, ...] = ()  #: what the machine can do at best, by dtype
     convgrad: str = __version__
-    before: Before | None = None  #: an earlier run
+    before: Profile | None = None  #: an earlier run
     warnings: tuple[str, ...] = ()  #: why the times are not to be trusted; then there is no ratio in the finding
     parts: tuple[Part, ...] = ()  #: of the whole step
     kernels: tuple[Kernel, ...] = ()  #: those that the user registered
@@ -134,15 +114,14 @@ class Profile(Before):
             notes = [*notes, TOO_LOW]
         ordered = tuple(sorted(costs, key=lambda cost: -cost.milliseconds))
         made = {"conditions": conditions(device), **rest}
-        made["timeline"] = tuple(Moment(*one) for one in rest.get("timeline", ()))
         if torch.device(device).type == "cpu" and rest["kind"] != "table" and (missing := why_absent()):
             made["finding"] = f"No compiled kernels: {missing}. {rest['finding']}"
         return cls(rows=tuple(rows), costs=ordered, notes=tuple(notes), limits=tuple(limits), **made)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json."""
-        before = self.before and {**vars(self.before), "rows": [row.to_dict() for row in self.before.rows]}
-        return {**asdict(self), "rows": [row.to_dict() for row in self.rows], "before": before}
+        rows = [row.to_dict() for row in self.rows]
+        return {**asdict(self), "rows": rows, "before": self.before and self.before.to_dict()}
 
     def to_json(self) -> str:
         """Return the data as text."""
@@ -187,7 +166,7 @@ class Profile(Before):
 
     def against(self, before: Profile) -> Profile:
         """Return the same, compared with an earlier run."""
-        return replace(self, before=Before(**{f.name: getattr(before, f.name) for f in fields(Before)}))
+        return replace(self, before=replace(before, before=None, timeline=()))
 
     def to_html(self) -> str:
         """Return one page that needs nothing else.
@@ -241,4 +220,5 @@ def changes(now: Profile) -> list[Change]:
         for row in rows:  # two runs may split a backward differently, and name it otherwise
             both = times.setdefault((str(computed(row.convolution)), row.direction), [None, None])
             both[i] = (both[i] or 0.0) + row.total
-    return sorted((Change(*key, *both) for key, both in times.items()), key=lambda c: -abs(c.difference))
+    result = [Change(*key, *both) for key, both in times.items()]  # what ran only once counts as a whole
+    return sorted(result, key=lambda change: -abs((change.after or 0.0) - (change.before or 0.0)))

@@ -24,7 +24,7 @@ from ..foreign import read_as
 from ..problem import ConvProblem, Outputs, in_order, shown_outputs
 from ..tables import Table, counted, wrapped
 from .aten_rules import Machine, select_conv_backend
-from .layers import current_layer
+from .layers import running
 from .onednn_log import onednn_log
 from .pictures import Drawn
 from .roofline import BEYOND, TOO_LOW, Limits, least_work, limits_of, measure_limits
@@ -77,11 +77,7 @@ class Call:
 
     @classmethod
     def from_dict(cls, data: Any) -> Call:
-        """Return the call that `to_dict` gave.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Return the call that `to_dict` gave; a ValueError for anything else."""
         if isinstance(data, Mapping):
             passes = read_as(tuple[str, ...], data.get("outputs"), "outputs")
             data = {**data, "outputs": "+".join(passes), "copied": data.get("copies", 0), "copies": ()}
@@ -105,11 +101,7 @@ class Call:
 
     @property
     def passes(self) -> Outputs:
-        """The outputs one by one.
-
-        Raises:
-            ValueError: there is no such output.
-        """
+        """The outputs one by one; a ValueError if there is no such output."""
         words = self.outputs.split("+")
         if len(result := in_order(words)) != len(words):
             raise ValueError(f"unknown output {self.outputs!r}")
@@ -164,6 +156,15 @@ class Call:
         return replace(self, least=least, bound=limits.bound(self.convolution, self.passes), of_limit=part)
 
 
+@dataclass(frozen=True)
+class Moment:
+    """One call in one step: the number of its row, and milliseconds from the first call's start."""
+
+    row: int
+    start: float
+    milliseconds: float
+
+
 @lru_cache(maxsize=4096)
 def computed(problem: ConvProblem) -> ConvProblem:
     """Return a problem without what a forward and its backward may have different: a bias, a name."""
@@ -193,8 +194,7 @@ def reasoned(call: Call) -> Call:
 def limited(calls: Sequence[Call], measure: bool = True) -> tuple[list[Call], list[Limits]]:
     """Return calls compared with what their machines can do at best, and these limits.
 
-    Args:
-        measure: limits that are not known; and a CPU's again where a call is faster than they allow: it was busy then.
+    ``measure``: limits that are not known; and a CPU's again where a call is faster than they allow: it was busy then.
     """
 
     @cache
@@ -337,13 +337,6 @@ class Trace(Drawn):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def to_dict(self) -> Any:
-        """Return plain data, ready for json: a list of calls."""
-        return [
-            {name: getattr(c, name) for name in _EACH} | {"copies": [*c.copies], "transposed": c.convolution.transposed}
-            for c in self.records
-        ]
-
     def __str__(self) -> str:
         return self.table()
 
@@ -387,8 +380,8 @@ class Usage(Trace):
             one.seconds += event.seconds
             one.latest.append(event.seconds)
             self._now.append((one, time.perf_counter() - event.seconds, event.seconds))
-            if event.outputs == (event.problem.bias_pass,) and (layer := current_layer()):
-                self._layers.setdefault(computed(event.problem), {})[layer] = None
+            if event.outputs == (event.problem.bias_pass,) and (now := running()):
+                self._layers.setdefault(computed(event.problem), {})[now.name] = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -405,11 +398,7 @@ class Usage(Trace):
         ), *self._others])  # fmt: skip
 
     def table(self, *, width: int | None = None, first: int | None = None) -> str:
-        """Return a line of text for equal calls together; no wider than ``width``.
-
-        Args:
-            first: how many have a line of their own, the most expensive first; None for all.
-        """
+        """Return a line for equal calls together, no wider than ``width``, and beyond the ``first`` lines their sum."""
         calls, _ = limited(self.rows, measure=False)
         if not calls:
             return "no convolution ran"
@@ -427,14 +416,10 @@ class Usage(Trace):
     def _table(self, every_layer: bool = False) -> Table[Call]:
         return _table_of(limited(self.rows, False)[0], _SUMMED, every_layer)
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for json: the total and its rows."""
-        rows = [
-            {"layers": [*c.layers], "problem": c.problem, "outputs": [*c.passes], "backend": c.name,
-             "device": c.device, "layout": c.layout, "calls": c.calls,
-             "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit}
-            for c in limited(self.rows, measure=False)[0]
-        ]  # fmt: skip
+        calls = limited(self.rows, measure=False)[0]
+        rows = [{**c.to_dict(), "total_seconds": c.total * 1e-3, "fraction_of_limit": c.of_limit} for c in calls]
         return {"total_seconds": self.seconds, "rows": rows}
 
     def end_step(self) -> None:
@@ -442,11 +427,11 @@ class Usage(Trace):
         self._step = list(self._now) if len(self._now) < _OF_A_STEP else []
         self._now.clear()
 
-    def timeline(self, rows: Sequence[Call]) -> tuple[tuple[int, float, float], ...]:
-        """Return the row, the start and the milliseconds of each call of the last step."""
+    def timeline(self, rows: Sequence[Call]) -> tuple[Moment, ...]:
+        """Return each call of the last step."""
         number = {row.same: i for i, row in reversed([*enumerate(rows)])}
         return tuple(
-            (number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
+            Moment(number[one.first.same], (start - self._step[0][1]) * 1e3, seconds * 1e3)
             for one, start, seconds in self._step if one.first.same in number
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from .._compat import onednn_has, precision
 from ..engine import store
 from ..engine.measure import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
-from .aten_rules import Machine, short
+from .aten_rules import MACHINES, Machine, machine_words, short
 
 #: What is above this part of the limit shows that the limit is too low: a little above is noise.
 BEYOND = 1.05
@@ -56,13 +56,7 @@ class Limits:
 
 
 def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int]:
-    """Operations, and bytes moved at least, of one call for these outputs: operands read and results written once.
-
-    Equivalent to:
-        >>> p = ConvProblem.parse("mb2ic3iw8oc4kw3")
-        >>> least_work(p, ["forward"]) == (p.flops, p.least_bytes)
-        True
-    """
+    """Operations, and bytes moved at least, of one call for these outputs: operands read and results written once."""
     passes = passes_of(outputs)
     read: set[Slot] = {slot for p in passes for slot in OPERANDS[p]}
     written: list[Slot] = [RESULT[p] for p in passes]
@@ -72,18 +66,14 @@ def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int
 
 def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
-    if machine.sheet is None or (key := short(dtype)) not in (sheet := machine.sheet[1]).flops:
+    key, name = short(dtype), next((word for word in machine_words(machine.label) if word in MACHINES), None)
+    if name is None or key not in (sheet := MACHINES[name]).flops:
         return None
-    source = f"datasheet of the {machine.sheet[0].upper()}, dense"
-    return Limits(sheet.bandwidth * 1e9, sheet.flops[key] * 1e12, key, source)
+    return Limits(sheet.bandwidth * 1e9, sheet.flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense")
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
-    """Return the known limits of a machine: measured on this one, else from the datasheet.
-
-    Args:
-        measured: measure this machine now (about two seconds) where that was not done before.
-    """
+    """Return the known limits of a machine: measured here (``measured``: now, if not before), or the datasheet's."""
     known = None
     if machine.device_type in ("cpu", "cuda") and machine.is_here:
         device = torch.device(machine.device_type)

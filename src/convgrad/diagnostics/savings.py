@@ -48,14 +48,10 @@ def costs_of_layout(seen: Comparison) -> list[Cost]:
 def costs_of_rows(
     rows: Sequence[Call], whole: float, until: float, tune: str, *, layout: bool, stock: bool
 ) -> tuple[list[Cost], str]:
-    """Return what other backends would save, row by row while there is time, and how much was examined.
+    """Return what other backends would save of ``whole`` milliseconds, row by row, and how much was examined.
 
-    Args:
-        whole: milliseconds of which a saving must be worth something.
-        until: the time, by `time.perf_counter`, after which no further row is looked at.
-        tune: the command that measures and remembers.
-        layout: also try each row in channels_last.
-        stock: nothing was taken over.
+    No row is looked at after the time ``until``. ``tune``: the command that measures and remembers. ``layout``: also
+    try each row in channels_last. ``stock``: nothing was taken over.
     """
     result: list[Cost] = []
     lasts: list[tuple[int, float]] = []
@@ -98,9 +94,7 @@ def alternatives(
     """Compare the backend that runs (`CHOSEN`) with all others that can and are not hopeless, by name.
 
     Each is checked before it is timed. None where the call takes too long or too much memory, or there is no other.
-
-    Args:
-        layout: also the convolution as it would run on operands in channels_last (`LAST`).
+    ``layout``: also the convolution as it would run on operands in channels_last (`LAST`).
     """
     if problem.padding_mode != "zeros":
         problem = padded(problem)  # which every backend computes that does not pad in this way itself

@@ -193,9 +193,9 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
         p=profile,
         data=Markup(data),
         roofline=Markup(roofline),
-        forms=_forms(profile).cells(),
+        forms=_forms(profile),
         parts=parts_of(profile).cells() if profile.parts else [],
-        changes=_changes(profile, changes).cells(),
+        changes=_changes(profile, changes),
         names=short_names(rows),
         reasons=Counter(without_figures(r.reason) for r in rows if r.reason).most_common(),
         ends=max((m.start + m.milliseconds for m in profile.timeline), default=0.0),
@@ -211,31 +211,27 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     )
 
 
-def _forms(profile: Profile) -> Table[tuple[str, float, Any]]:
-    """Return the whole in each of its forms."""
-    forms = [
-        (v.name, v.milliseconds, v.speedup and Ratio(v.speedup, v.low or 0, v.high or 0)) for v in profile.variants
-    ]
-    forms += [("of it in convolutions", sum(r.total for r in profile.rows), None)] * (profile.kind == "run")
-    return Table(forms, {
-        "computed by": (lambda form: form[0], ""),
-        "time": (lambda form: shown(form[1] / 1e3), ">"),
-        "against PyTorch": (lambda form: f"{form[2]}{' ?' * bool(profile.warnings)}" if form[2] else "", ""),
-    })  # fmt: skip
+def _forms(profile: Profile) -> list[tuple[str, str, str]]:
+    """Return the cells of a table of the whole in each of its forms."""
+    cells = [("computed by", "time", "against PyTorch")]
+    for v in profile.variants:
+        speed = str(Ratio(v.speedup, v.low or 0, v.high or 0)) if v.speedup else ""
+        cells.append((v.name, shown(v.milliseconds / 1e3), speed + " ?" * bool(speed and profile.warnings)))
+    if profile.kind == "run":
+        cells.append(("of it in convolutions", shown(sum(r.total for r in profile.rows) / 1e3), ""))
+    return cells
 
 
-def _changes(profile: Profile, changes: Sequence[Change]) -> Table[tuple[str, float | None, float | None]]:
-    """Return the largest changes since the run before, the whole first."""
+def _changes(profile: Profile, changes: Sequence[Change]) -> list[tuple[str, str, str, str]]:
+    """Return the cells of a table of the largest changes since the run before, the whole first."""
+    cells = [("convolution", "ms before", "ms after", "speed-up")]
     each = [(f"{described(c.problem)}, {c.direction}", c.before, c.after) for c in changes[:_CHANGES]]
     if profile.before and profile.before.milliseconds and profile.milliseconds:
         each.insert(0, ("the whole", profile.before.milliseconds, profile.milliseconds))
-    return Table(each, {
-        "convolution": (lambda c: c[0].replace("\N{NO-BREAK SPACE}", " "), ""),
-        "ms before": (lambda c: milliseconds(c[1]), ">"),
-        "ms after": (lambda c: milliseconds(c[2]), ">"),
-        "speed-up": (
-            lambda c: f"{c[1] / c[2]:.2f}x" if c[1] and c[2] else "only before" if c[1] else "only after", ">"),
-    })  # fmt: skip
+    for name, before, after in each:
+        speed = f"{before / after:.2f}x" if before and after else "only before" if before else "only after"
+        cells.append((name.replace(_GLUE, " "), milliseconds(before), milliseconds(after), speed))
+    return cells
 
 
 def described(problem: str) -> str:

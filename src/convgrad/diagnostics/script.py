@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import io
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from csv import DictReader, Error
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -94,7 +94,7 @@ def run_script(
                 lines.append("no model was accelerated: none was trained that has a layer which convgrad computes")
             if cut:
                 ended = "ended by a signal, or by os._exit: the calls of the last second may be missing"
-                lines.append(f"{_processes(cut)} {ended}")
+                lines.append(f"{counted(cut, 'child process')} {ended}")
             with suppress(KeyboardInterrupt):  # the rest is known
                 limited(watch.usage.rows, measure)
             with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
@@ -121,15 +121,9 @@ def run_script(
     return status
 
 
-def _processes(number: int) -> str:
-    return f"{number} child process{'es' * (number != 1)}"
-
-
 def _several(children: int, threads: bool) -> str:
     """Return what computed at the same time, where times of its parts may exceed the whole; else nothing."""
-    if children:
-        return _processes(children)
-    return "threads" if threads else ""
+    return counted(children, "child process") if children else "threads" * threads
 
 
 def profile_script(
@@ -150,7 +144,7 @@ def profile_script(
     """
     usage, start, ran = Usage(), time.perf_counter(), dict[str, Any]()
     status = run_script(
-        script, args, stock=stock, measure=False, out=io.StringIO(), usage=usage, then=ran.update, kernels=kernels
+        script, args, stock=stock, measure=False, out=StringIO(), usage=usage, then=ran.update, kernels=kernels
     )
     wall = time.perf_counter() - start
     seen = usage.rows
@@ -188,12 +182,9 @@ def profile_table(path: str | Path) -> Profile:
         OSError: it cannot be read.
         ValueError: it is not such a file.
     """
-    try:
-        return Profile.read(path)
-    except ValueError as error:
-        if "no number under 'schema'" not in str(error) and "neither a page" not in str(error):
-            raise
     rows = read_table(path)
+    if rows is None:
+        return Profile.read(path)
     total, calls = sum(row.total for row in rows), sum(row.calls for row in rows)
     finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
     notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
@@ -205,45 +196,31 @@ def profile_table(path: str | Path) -> Profile:
 
 # ---- tables ------------------------------------------------------------------------------------------
 
-#: Column, or field of the JSON of a run -> what it is, where it has another name.
-_NAMES = {"output": "outputs", "mean ms": "milliseconds", "of limit": "of_limit", "fraction_of_limit": "of_limit",
-          "layer": "layers", "pytorch_milliseconds": "pytorch"}  # fmt: skip
+#: Column -> the field of a `Call`, where it has another name.
+_NAMES = {"output": "outputs", "mean ms": "milliseconds", "of limit": "of_limit", "layer": "layers",
+          "pytorch_milliseconds": "pytorch"}  # fmt: skip
 
 
-def read_table(path: str | Path) -> list[Call]:
-    """Return the calls in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, or in the
-    JSON of ``convgrad run``, most expensive first.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is none of these, or a line of it cannot be read.
-    """
-    text = Path(path).read_text(encoding="utf-8-sig")  # with the mark that spreadsheets write
+def read_table(path: str | Path) -> list[Call] | None:
+    """Return the calls in a file that `profile_table` reads, most expensive first; None for other JSON than a run's."""
     try:
-        given = _lines_of_json(text) if str(path).endswith(".json") else [*DictReader(io.StringIO(text))]
-    except Error as error:  # such as a quote without its end
-        raise ValueError(f"{str(path)!r} is no table: {error}") from None
-    lines = [{_NAMES.get(name, name): value for name, value in line.items()} for line in given]
-    if not lines or not {"outputs", "backend", "milliseconds", "problem"} <= set(lines[0]):
-        what = f"it has the columns {', '.join(sorted(filter(None, lines[0])))}" if lines else "it has no line"
+        text = Path(path).read_text(encoding="utf-8-sig")  # with the mark that spreadsheets write
+        if str(path).endswith(".json"):
+            data = read_json(text)
+            if not isinstance(data, dict) or data.get("schema") != "convgrad run":
+                return None
+            calls = [*map(Call.from_dict, data["data"]["rows"])]
+        else:
+            lines = [{_NAMES.get(k, k): value for k, value in line.items()} for line in DictReader(StringIO(text))]
+            if lines and not {"outputs", "backend", "milliseconds", "problem"} <= set(lines[0]):
+                raise ValueError(f"it has the columns {', '.join(sorted(filter(None, lines[0])))}")
+            calls = [_call(line) for line in lines if line["milliseconds"] != ""]
+        if not calls:
+            raise ValueError("it has no line")
+        return together(calls)
+    except (KeyError, TypeError, AttributeError, ValueError, Error) as error:
         writers = "convgrad run --csv or --json, trace, or bench PROBLEM --csv"
-        raise ValueError(f"{str(path)!r} was not written by {writers}: {what}")
-    try:
-        return together([_call(line) for line in lines if line["milliseconds"] != ""])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} has a line that cannot be read: {error}") from None
-
-
-def _lines_of_json(text: str) -> list[dict[str, Any]]:
-    """Return the rows of ``convgrad run --json`` as lines of its CSV; none if this is something else."""
-    try:
-        return [
-            {**row, "outputs": "+".join(row["outputs"]), "layers": " ".join(row["layers"]),
-             "milliseconds": row["total_seconds"] * 1e3 / row["calls"]}
-            for row in read_json(text)["data"]["rows"]
-        ]  # fmt: skip
-    except (ValueError, KeyError, TypeError, ZeroDivisionError):
-        return []
+        raise ValueError(f"{str(path)!r} is no table of {writers}: {error}") from None
 
 
 def _call(line: Mapping[str, Any]) -> Call:

@@ -34,7 +34,7 @@ from .layers import layer_ranges
 from .measure import Load
 from .parts import PARTS, watched
 from .profile import Kernel, Part, Profile, Variant
-from .records import Call, Usage, computed, limited, reasoned, together
+from .records import Call, Moment, Usage, computed, limited, reasoned, together
 from .roofline import Limits
 from .savings import costs_of_layout, costs_of_rows
 from .screen import shown
@@ -141,11 +141,7 @@ def _step(model: nn.Module, inputs: Any) -> Callable[[], object]:
 
 
 def _forms(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str, str]:
-    """Name -> a copy of the model that computes in this form; what `accelerate_` said; why none is in channels_last.
-
-    Raises:
-        ValueError: the model cannot be copied.
-    """
+    """Name -> a copy of the model that computes in this form; what `accelerate_` said; why none is in channels_last."""
 
     def twin() -> nn.Module:
         one = copied(model)
@@ -228,7 +224,7 @@ def _words(ratio: Ratio) -> str:
 
 def _observed(
     steps: dict[str, Callable[[], object]], until: float
-) -> tuple[list[Call], list[Limits], tuple[tuple[int, float, float], ...]]:
+) -> tuple[list[Call], list[Limits], tuple[Moment, ...]]:
     """Return the calls of a step by convgrad with PyTorch's time of the same layers, the limits, and a timeline."""
     rounds: list[dict[str, Usage]] = []
     while not rounds or (len(rounds) < _MOST_ROUNDS and time.perf_counter() < until):
@@ -299,10 +295,7 @@ def _whole(
 
 
 def _error(models: dict[str, nn.Module], inputs: Any) -> str:
-    """The largest error of a gradient, beside PyTorch's own, against the same step in float64.
-
-    A gradient of which PyTorch's own is wrong by a hundredth is zero but for rounding, or random.
-    """
+    """The largest error of a gradient, beside PyTorch's own, against the same step in float64."""
     unknown = "gradients: not compared, for this model does not run in a wider dtype."
     try:
         exact = copied(models["PyTorch"])
@@ -321,7 +314,8 @@ def _error(models: dict[str, nn.Module], inputs: Any) -> str:
         size = 0.0 if right is None else float(right.norm())
         if size and all(g is not None for g in both):
             theirs, ours = (float((g.double() - right).norm()) / size for g in both)
-            worst = max(worst, (ours, theirs, name)) if theirs < 0.01 else worst
+            if theirs < 0.01:  # of another one PyTorch's own is wrong: it is zero but for rounding, or random
+                worst = max(worst, (ours, theirs, name))
     if not worst[2]:
         return "gradients: none, or zero but for rounding, or random."
     return f"gradients: {worst[0]:.1e} is the largest error, of {worst[2]}; PyTorch's own there {worst[1]:.1e}."

@@ -6,7 +6,7 @@ this machine and for one that is only described. No tensor needs memory: a `Tens
 
 from .call import ConvCall, TensorSpec, short
 from .kernel_names import Kernel, Scratch, kernel_of, named
-from .machine import MACHINES, MODELLED_VERSIONS, DeviceLike, Machine, machine_of
+from .machine import MACHINES, MODELLED_VERSIONS, DeviceLike, Machine, machine_of, machine_words
 from .steps import (
     BACKENDS,
     AtenTrace,
@@ -20,5 +20,5 @@ from .steps import (
 __all__ = [
     "BACKENDS", "MACHINES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Decision", "DeviceLike", "Kernel",
     "Machine", "Scratch", "TensorSpec", "decided", "determine_backend_memory_format", "kernel_of", "machine_of",
-    "named", "select_conv_backend", "short", "trace_aten",
+    "machine_words", "named", "select_conv_backend", "short", "trace_aten",
 ]  # fmt: skip

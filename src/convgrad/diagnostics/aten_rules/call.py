@@ -32,8 +32,6 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if not self.strides:
             object.__setattr__(self, "strides", usual_strides(self.shape, False))
-        if len(self.strides) != len(self.shape):
-            raise ValueError(f"a tensor of shape {self.shape} has {len(self.shape)} strides, got {self.strides}")
 
     @classmethod
     def of(cls, tensor: Tensor | TensorSpec) -> TensorSpec:

@@ -213,9 +213,5 @@ SCRATCH = {s.name: s for s in (
 
 
 def named(name: str) -> Kernel | Scratch:
-    """Return what a name stands for: a pair of functions (`kernel_of`), or a scratch tensor.
-
-    Raises:
-        KeyError: no such name; the nearest ones are in the message.
-    """
+    """Return a pair of functions by a name (`kernel_of`), or a scratch tensor."""
     return SCRATCH.get(name.strip().lower()) or kernel_of(name)

@@ -121,7 +121,7 @@ class Machine:
         Raises:
             ValueError: a word that it does not know, with the nearest one that it does.
         """
-        words = _words(text)
+        words = machine_words(text)
         if not words:
             raise ValueError(
                 "an empty device description; try 'cuda sm_90 cudnn 9.10', 'rocm gfx942', 'xpu' or 'cpu arm'"
@@ -145,11 +145,6 @@ class Machine:
         left_open = {name: value for name, value in assumed.items() if name not in known}
         told = tuple(text for _, text in left_open.values() if text)
         return cls(**known, **{name: value for name, (value, _) in left_open.items()}, label=text.strip(), assumed=told)
-
-    @property
-    def sheet(self) -> tuple[str, Sheet] | None:
-        """The name and the datasheet of a GPU in `MACHINES`, by a word of its label."""
-        return next(((word, MACHINES[word]) for word in _words(self.label) if word in MACHINES), None)
 
 
 DeviceLike = Machine | torch.device | str | None
@@ -252,7 +247,7 @@ _BUILDS: dict[str, dict[str, tuple[Any, str]]] = {
 }
 
 
-def _words(text: str) -> list[str]:
+def machine_words(text: str) -> list[str]:
     """The words of a description, each with its ``no`` or its number.
 
     ``rtx 4090``, ``RTX-4090`` and ``4090`` are one name, ``cuda:0`` is ``cuda``, ``without`` is ``no``.

@@ -19,7 +19,7 @@ from ...problem import ConvProblem, Geometry
 from . import conditions
 from .call import ConvCall, Ints, TensorSpec, short, suggested, told
 from .conditions import Rule
-from .kernel_names import Kernel, kernel_of
+from .kernel_names import kernel_of
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
 
 #: ATen's backends in the order of its own enumeration: the index is the value of ``torch._C._ConvBackend``.
@@ -103,8 +103,6 @@ def described_call(
         if input.padding_mode != "zeros":  # PyTorch writes it out around the input first
             input = padded(input)
         return ConvCall.of_problem(input, machine.device_type, need_backward is not False), machine
-    if weight is None:
-        raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
     call = ConvCall.of(input, weight, *args, need_backward=need_backward, **kwargs)
     if any(low == high < 0 for low, high in call.geometry.padding):  # one number for both sides crops nothing there
         raise ShapeError(f"negative padding is not supported, but got padding={call.geometry.padding}")
@@ -206,7 +204,7 @@ class AtenTrace:
     memory_format: Decision  # the layout of the forward pass
     forward: KernelRun
     gradient_backend: Decision  # one for both gradients, made before ``output_mask`` is read
-    gradients: KernelRun | None  # None where there is no backward
+    gradients: KernelRun
 
     def __str__(self) -> str:
         (input, weight, _, g), opaque = self.call[:4], self.call.opaque
@@ -219,9 +217,6 @@ class AtenTrace:
             str(self.memory_format),
         ]
         for title, run in (("forward", self.forward), ("gradients", self.gradients)):
-            if run is None:
-                lines.append(f"{title}: this backend has no backward")
-                continue
             times = f", {run.calls} times, once for each group" if run.calls > 1 else ""
             of = f" ({self.gradient_backend.answer})" if title == "gradients" else ""
             lines.append(f"{title}: {run.function}{of}{times}")
@@ -242,15 +237,14 @@ def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: A
     backend, layout = decided(call, machine)
     of_gradients, their_layout = decided(call._replace(need_backward=True), machine)
     call, _ = call.symmetric()
-    forward = _run(call, kernel_of(backend.answer), backend, layout, backward=False)
-    kernel = kernel_of(of_gradients.answer)
-    gradients = _run(call, kernel, of_gradients, their_layout, backward=True) if kernel.backward else None
+    forward = _run(call, backend, layout, backward=False)
+    gradients = _run(call, of_gradients, their_layout, backward=True)
     return AtenTrace(call, backend, layout, forward, of_gradients, gradients)
 
 
-def _run(call: ConvCall, kernel: Kernel, backend: Decision, layout: Decision, *, backward: bool) -> KernelRun:
+def _run(call: ConvCall, backend: Decision, layout: Decision, *, backward: bool) -> KernelRun:
     """Return what a backend runs in one direction of a call."""
-    name, c, x, fmt = backend.answer, call.view_1d_as_2d(), call.input, layout.value
+    kernel, name, c, x, fmt = kernel_of(backend.answer), backend.answer, call.view_1d_as_2d(), call.input, layout.value
     copies: list[Copy] = []
     if c is not call and not x.is_contiguous():
         copies.append(Copy(f"input {told(x)}", "a 1-D input is made contiguous before it is viewed as 2-D", x.nbytes))
