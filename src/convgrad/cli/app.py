@@ -100,7 +100,7 @@ def command(
     """Make a function a command, of this app or of a part of it.
 
     With ``as_json`` among its options, `say` says nothing, and standard output gets nothing but the data of its result;
-    ``threads`` is set.
+    ``threads`` is set. Each line of its docstring below "Examples:" is a paragraph of its help.
     """
 
     def added(function: Callable[..., Result]) -> Callable[..., None]:
@@ -118,6 +118,8 @@ def command(
                 print(json_text(result.command or str(of.info.name if of else name), result.data), flush=True)
             raise typer.Exit(result.status)
 
+        before, title, examples = (function.__doc__ or "").partition("Examples:\n")
+        loaded.__doc__ = before + (title + examples).replace("\n", "\n\n")
         return (of or app).command(name, **settings)(loaded)
 
     return added

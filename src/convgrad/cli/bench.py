@@ -59,13 +59,9 @@ def problems(
     --dir says which outputs are timed, unless --output does; of a model each distinct convolution is timed.
 
     Examples:
-
         convgrad bench g32mb8ic32ih56oc32oh56kh3ph1
-
         convgrad bench mypackage.nets:make_model --input 8x3x224x224
-
         convgrad bench shapes_mobilenet --json --csv times.csv
-
         convgrad --kernels my_kernels.py bench g32mb8ic32ih56oc32oh56kh3ph1 --backend mine -o forward
     """
     from ..engine.measure import keep_memory
@@ -105,11 +101,8 @@ def steps(
     the error of the gradients are in `convgrad report`.
 
     Examples:
-
         convgrad bench steps mobilenet_v2 --threads 1
-
         convgrad bench steps my_models:build --csv steps.csv
-
         convgrad bench steps torchvision.models:resnet18 --layout channels_last --seconds 60
     """
     import torch

@@ -61,13 +61,9 @@ def check(
     without a check, since they are checked here; the list for one of them is made for it.
 
     Examples:
-
         convgrad check g32ic32ih14oc32kh3ph1 --backend im2col
-
         convgrad check my_problems.txt
-
         convgrad check --backend all --seconds 60
-
         convgrad check --aten
     """  # fmt: skip
     from ..check import CheckReport, accepts, check_problem, default_problems, problems_for, shrunk

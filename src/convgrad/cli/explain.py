@@ -42,15 +42,10 @@ def explain_command(
     which --layer or --json has the reasons, and with --measure its training step on one screen, as report shows it.
 
     Examples:
-
         convgrad explain g96mb8ic96ih56oc96kh7ph3
-
         convgrad explain "g96ic96ih56oc96kh7ph3 bfloat16 channels_last" --device "h100 cudnn 9.10"
-
         convgrad explain convnext
-
         convgrad explain convnext --layer 7x7 -o grad_weight -d here -d "h100 bfloat16 channels_last"
-
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
     from .._compat import channels_last_of

@@ -53,13 +53,9 @@ def report(
     CSV, or the JSON of run or report. Options go before a script. With --json a page is written only with --out.
 
     Examples:
-
         convgrad report mymodel:make_model
-
         convgrad report --stock -o before.html train.py --epochs 1
-
         convgrad report --against before.html train.py --epochs 1
-
         convgrad report -o kernels.html kernels.csv
     """
     from rich.console import Console

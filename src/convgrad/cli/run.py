@@ -36,15 +36,10 @@ def run_command(
     exit status is the script's. The processes that it starts (torchrun, DataLoader, multiprocessing) are counted, too.
 
     Examples:
-
         convgrad run train.py --epochs 3
-
         convgrad run --accelerate train.py
-
         convgrad run --trace step.json train.py
-
         convgrad run --stock --csv kernels.csv train.py
-
         convgrad run -m torch.distributed.run --nproc-per-node 2 train.py
     """
     from ..diagnostics import run_script

@@ -62,13 +62,9 @@ def tune(
     a script.
 
     Examples:
-
         convgrad tune --input 32x3x224x224 mobilenet_v2
-
         convgrad tune --aten 60 train.py --epochs 1
-
         convgrad tune --export choices.json
-
         convgrad tune --import choices.json
     """
     from .. import __version__
