@@ -116,7 +116,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("--secnds", "3", "script.py"), "there is no option '--secnds'"),
         (("report_models:alone", "--epochs"), "No such option: --epochs"),
         (("kernels.csv", "-o"), "Option '-o' requires an argument"),
-        (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),
+        (("--dtype", "float", "report_models:alone"), "no dtype is called 'float'"),
         (("report_models:wrong",), "raised RuntimeError: Given groups=1"),
         (("report_models:Asserting",), "raised AssertionError: no input at all (hint: --input states"),
         (("report_models:nothing",), "cannot get"),

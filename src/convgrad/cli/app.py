@@ -332,16 +332,11 @@ def _refused(what: object, status: int = 2) -> int:
     return status
 
 
-_before: list[str] = []
-
-
-def before_the_word() -> str:
-    """Return the part of the word that bash has split off already: ``aten:`` of ``aten:cu``."""
-    return "".join(_before)
-
-
 def _join_words() -> None:
-    """Undo that bash takes ``aten:cudnn`` and ``--backend=aten`` for three words each, and replaces only the last."""
+    """Undo that bash takes ``aten:cudnn`` and ``--backend=aten`` for three words each, and replaces only the last.
+
+    ``COMP_BEFORE`` is what it has split off the word to be completed: ``aten:`` of ``aten:cu``.
+    """
     if os.environ.get("_CONVGRAD_COMPLETE") != "complete_bash":
         return
     words: list[str] = []
@@ -354,5 +349,4 @@ def _join_words() -> None:
     if equals and option.startswith("-"):
         words[-1:] = [option, value]
     before, colon, words[-1] = words[-1].rpartition(":")
-    _before[:] = [before, colon]
-    os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
+    os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1), COMP_BEFORE=before + colon)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from ..errors import UnknownNameError
-from .app import before_the_word, fail
+from .app import fail
 
 if TYPE_CHECKING:
     from ..problem import Output
@@ -88,39 +88,32 @@ class OfModel(NamedTuple):
                 raise fail(f"--{name} is for a model, and {what!r} is none", hint)
 
 
-def _one_of(flags: tuple[str, ...], names: tuple[str, ...], help: str, **settings: Any) -> Any:
-    """An option whose values, one or several, are some of the names."""
+def _some_of(*flags: str, names: Callable[[], Collection[str]], help: str, **settings: Any) -> Any:
+    """Return an option whose values, one or several, are some of the names."""
 
     def check(given: str | list[str] | None) -> str | list[str] | None:
         for name in [given] if isinstance(given, str) else given or ():
-            if name and name not in names:
-                raise fail(f"unknown {flags[0].lstrip('-')} {name!r}", f"one of {', '.join(names)}")
+            if name and name.removesuffix(" (padded copy)") not in names():
+                raise UnknownNameError.of(f"no {flags[0].lstrip('-')} is called", name, names())
         return given
 
-    return typer.Option(*flags, help=help, callback=check, autocompletion=words(lambda: names), **settings)
+    return typer.Option(*flags, help=help, callback=check, autocompletion=words(names), **settings)
 
 
 def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """For typer: those of the names that begin as the word does."""
 
     def complete(incomplete: str) -> list[str]:
-        before = before_the_word()
+        before = os.environ.get("COMP_BEFORE", "")
         return [name[len(before) :] for name in known() if name.startswith(before + incomplete)]
 
     return complete
 
 
-def _backends() -> Iterable[str]:
-    """Those that are registered, where the registry was loaded: a script of kernels may have added some."""
+def _backends() -> list[str]:
+    """Return those that are registered, where the registry was loaded: a script of kernels may have added some."""
     engine = sys.modules.get("convgrad.engine")
-    return BACKENDS if engine is None else engine.backends()
-
-
-def _known_backends(given: list[str] | None) -> list[str] | None:
-    for name in given or ():
-        if name != "all" and name.removesuffix(" (padded copy)") not in _backends():
-            raise UnknownNameError.of("no backend is called", name, [*_backends()])
-    return given
+    return ["all", *(BACKENDS if engine is None else engine.backends())]
 
 
 def _shape(text: str) -> str:
@@ -167,20 +160,23 @@ def file(*flags: str, help: str) -> Any:
 
 Outputs = Annotated[
     list[str] | None,
-    _one_of(("--output", "-o"), OUTPUTS, f"One of {', '.join(OUTPUTS)}; may be repeated.", metavar="OUTPUT"),
-]
+    _some_of("--output", "-o", names=lambda: OUTPUTS, help=f"One of {', '.join(OUTPUTS)}; may be repeated.",
+             metavar="OUTPUT"),
+]  # fmt: skip
 Backends = Annotated[
     list[str] | None,
-    typer.Option("--backend", "-b", metavar="NAME", help="Its name, or 'all'; by default the one that would be chosen.",
-                 callback=_known_backends, autocompletion=words(lambda: ("all", *_backends()))),
+    _some_of("--backend", "-b", names=_backends, metavar="NAME",
+             help="Its name, or 'all'; by default the one that would be chosen."),
 ]  # fmt: skip
 Properties = Annotated[
     list[str] | None,
-    _one_of(("--property",), (*PROPERTIES, *STRESS),
-            f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.", metavar="NAME"),
+    _some_of("--property", names=lambda: (*PROPERTIES, *STRESS), metavar="NAME",
+             help=f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}."),
 ]  # fmt: skip
-Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default its own.")]
-Layout = Annotated[str, _one_of(("--layout",), LAYOUTS, f"One of {', '.join(LAYOUTS)}; else both.")]
+Dtype = Annotated[str, _some_of("--dtype", names=lambda: DTYPES, help="Dtype of a model, by default its own.")]
+Layout = Annotated[
+    str, _some_of("--layout", names=lambda: LAYOUTS, help=f"One of {', '.join(LAYOUTS)}; else both.")
+]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
 Threads = Annotated[
     int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0, max=1024)
