@@ -312,9 +312,8 @@ def run(args: Sequence[str] | None = None) -> int:
         raise
     except OSError as error:
         return _refused(f"{error.filename!r}: {error.strerror}" if error.filename and error.strerror else error)
-    except (RequestError, ConvgradError, ValueError, KeyError) as error:
-        plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
-        return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)
+    except (RequestError, ConvgradError, ValueError) as error:
+        return _refused(error, 1 if isinstance(error, CheckError) else 2)
     finally:
         warnings.formatwarning = _formatwarning
     return int(status or 0)

@@ -84,13 +84,13 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
         if "/" in name or "." in name:  # a model's name has neither
             raise fail(*no_file(name))
         raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(MODELS)}, or module:factory")
-    factory = _own(name) if known is None else known.build
     try:
+        factory = _own(name) if known is None else known.build
         with torch.device(device):
             made: Any = factory()
     except RequestError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # SystemExit: of a script that runs when it is imported
         if device == "meta":
             return build(name, "cpu")
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
@@ -117,8 +117,6 @@ def _own(name: str) -> Callable[[], Any]:
         result: Any = attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
-    except (Exception, SystemExit) as error:  # as of a script that runs when it is imported
-        raise fail(f"the module of {name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
     if isinstance(result, nn.Module):
         return lambda: result
     if not callable(result):
