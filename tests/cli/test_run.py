@@ -86,6 +86,7 @@ def test_a_process_that_the_script_starts_has_the_kernels_of_the_command(tmp_pat
         "import sys, torch, convgrad\nassert sys.argv[1:] == ['one', 'more']\n"
         "def forward(x, w, p): return torch.nn.functional.conv1d(x, w)\n"
         "convgrad.register('mine', forward=forward, accepts=lambda p: p.ndim == 1, verify=False, prefer=True)\n"
+        "sys.exit()\n"
     )
     conv = "import torch; torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))"
     (tmp_path / "script.py").write_text(

@@ -191,9 +191,6 @@ def _load_kernels(source: str, verify: bool) -> None:
         script, *rest = shlex.split(source)
         there = os.path.abspath(script) if script.endswith(".py") else script
         loaded_kernels.append(shlex.join([there, *rest]))
-    except SystemExit as stop:  # nothing to say: the script has ended
-        if stop.code:
-            raise
     except Exception as error:
         frames = foreign_frames(error)
         if isinstance(error, (FileNotFoundError, ModuleNotFoundError, ValueError)) and not frames:  # it is not there
