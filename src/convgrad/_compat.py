@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from traceback import extract_stack
 from typing import Any
@@ -29,16 +30,9 @@ _C: Any = torch._C
 _prims: Any = _prims_common
 
 
-class _Held(threading.local):
-    """The locks that a thread holds for its fork, which may begin while another lock is made, or another thread's."""
-
-    def __init__(self) -> None:
-        self.locks: list[Any] = []
-
-
-#: Every lock of `lock_over_forks`.
+#: Every lock of `lock_over_forks`, and those that a fork holds.
 _locks: list[Any] = []
-_held = _Held()
+_held: list[Any] = []
 
 
 def lock_over_forks() -> Any:
@@ -50,24 +44,19 @@ def lock_over_forks() -> Any:
 
 def _before_fork() -> None:
     """Acquire all locks, but wait for none while holding another, so that their order does not matter."""
-    while True:
-        for lock in [*_locks]:
-            if not lock.acquire(blocking=False):
-                break
-            _held.locks.append(lock)
-        else:
-            return
-        _after_fork()
+    while len(acquired := [*takewhile(lambda lock: lock.acquire(blocking=False), _locks)]) < len(_locks):
+        _release(acquired)
         time.sleep(1e-4)
+    _held[:] = acquired  # no other thread is here now: each lacks a lock
 
 
-def _after_fork() -> None:
-    while _held.locks:
-        _held.locks.pop().release()
+def _release(locks: list[Any] = _held) -> None:
+    for lock in [*locks]:
+        lock.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_release, after_in_child=_release)
 
 #: Held while something is loaded at its first use: no fork cuts that short.
 loading = lock_over_forks()

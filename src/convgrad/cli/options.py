@@ -174,9 +174,7 @@ Properties = Annotated[
              help=f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}."),
 ]  # fmt: skip
 Dtype = Annotated[str, _some_of("--dtype", names=lambda: DTYPES, help="Dtype of a model, by default its own.")]
-Layout = Annotated[
-    str, _some_of("--layout", names=lambda: LAYOUTS, help=f"One of {', '.join(LAYOUTS)}; else both.")
-]
+Layout = Annotated[str, _some_of("--layout", names=lambda: LAYOUTS, help=f"One of {', '.join(LAYOUTS)}; else both.")]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
 Threads = Annotated[
     int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0, max=1024)
