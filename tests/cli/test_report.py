@@ -102,7 +102,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("other.csv",), "was not written by convgrad run --csv or --json, trace, or bench PROBLEM --csv"),
         (("nothing.csv",), "'nothing.csv': No such file"),
         (("other.json",), "'other.json' was not written by convgrad run --csv or --json, trace"),
-        (("other.txt",), "'other.txt' is no file that report reads (hint: a script ends with .py, a table with .csv"),
+        (("other.txt",), "'other.txt' is a file, not a model (hint: check, bench and tune read problems, report .csv"),
         (("--stock", "other.json"), "--stock is for a script, and 'other.json' is none"),
         (("--against", "other.csv", "script.py"), "'other.csv': this is neither a page nor a JSON file"),
         (("nothing.py",), "there is no file 'nothing.py' (hint: it was looked for in "),

@@ -235,7 +235,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["--device", "meta", SMALL], "cannot run on 'meta'"),
         (["--threads", "-1", SMALL], "Invalid value for '--threads'"),
         (["--threads", "100000", SMALL], "Input should be less than or equal to 1024"),
-        (["--import", "absent.json"], "there is no file 'absent.json' (hint: "),
+        (["--import", "absent.json"], "'absent.json': No such file"),
         (["--export", "no/such/file.json"], "'no/such/file.json' cannot be written"),
         (["mb0ic3ih9oc3kh3"], "'mb0ic3ih9oc3kh3' holds nothing to measure"),
     ],

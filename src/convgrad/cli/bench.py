@@ -17,10 +17,9 @@ from .options import OfModel
 
 
 class _Bench(TyperGroup):
-    """`steps`, or what is not named by a word, or by the word `layers`: `problems`."""
+    """`steps`, or what is not named by a word: `problems`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = args[1:] if args[:1] == ["layers"] else args
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
         begun = ctx.resilient_parsing and not args  # to complete the first word
         return super().parse_args(ctx, args if named or begun else ["problems", *args])

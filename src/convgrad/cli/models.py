@@ -79,7 +79,8 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     known = _known(name)
     if known is None and ":" not in name:
         if Path(name).is_file():
-            hint = "run, report and tune take scripts" if name.endswith(".py") else "check, bench and tune read files"
+            readers = "check, bench and tune read problems, report .csv and .json"
+            hint = "run, report and tune take scripts" if name.endswith(".py") else readers
             raise fail(f"{name!r} is a file, not a model", hint)
         if "/" in name or "." in name:  # a model's name has neither
             raise fail(*no_file(name))

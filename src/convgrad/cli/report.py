@@ -82,8 +82,6 @@ def report(
             )
         elif is_table:
             profile = profile_table(what)
-        elif Path(what).is_file():
-            raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
             left = seconds - (time.perf_counter() - BEGAN) - _PAGE
             profile = profile_of(what, device_here(device), of, left, stage)

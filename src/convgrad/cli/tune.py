@@ -81,8 +81,6 @@ def tune(
     if import_ is not None:
         try:
             read, here = measurements.imported(read_json(import_.read_text(encoding="utf-8-sig"))["choices"])
-        except FileNotFoundError:
-            raise fail(f"there is no file '{import_}'", "what convgrad tune --export wrote") from None
         except (ValueError, KeyError, TypeError) as error:
             raise fail(f"{import_} holds no exported choices: {error}", "a file that tune --export wrote") from None
         data["imported_problems"], data["imported_problems_for_this_machine"] = read, here
