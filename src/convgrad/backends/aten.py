@@ -219,14 +219,8 @@ def _in_channels_last(p: ConvProblem) -> ConvProblem:
     return p if p.channels_last else lifted.replace(memory_format=channels_last_of(lifted.ndim))
 
 
-def _padded(p: ConvProblem) -> ConvProblem:
-    """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
-    other = padded(p)
-    return p if other is p else other.replace(origin="plain")
-
-
 _padding = Restated(
-    _aten, _padded, "aten:padded", "ATen over an input that carries its padding", "there is no padding to write out"
+    _aten, padded, "aten:padded", "ATen over an input that carries its padding", "there is no padding to write out"
 )
 _padding.sweeps = ()
 
