@@ -271,7 +271,7 @@ def test_explain_a_known_model(capsys) -> None:
             f"is a script, not a file of problems (hint: --kernels {__file__} before the command loads",
         ),
         (("explain", "absent.py"), "there is no file 'absent.py'"),
-        (("explain", __file__), "is a file, not a model (hint: run, report and tune take scripts"),
+        (("explain", __file__), "is a script, not a model (hint: run, report and tune take scripts"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
         (("names", ""), "called ''; there are conv1d"),
         (("names", "nonsense"), "'nonsense'; there are conv"),  # and not 'ones'

@@ -100,7 +100,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
     ("args", "words"),
     [
         (("other.csv",), "was not written by convgrad run --csv or --json, trace, or bench PROBLEM --csv"),
-        (("nothing.csv",), "'nothing.csv': No such file"),
+        (("nothing.csv",), "there is no file 'nothing.csv'"),
         (("other.json",), "'other.json' was not written by convgrad run --csv or --json, trace"),
         (("other.txt",), "'other.txt' is a file, not a model (hint: check, bench and tune read problems, report .csv"),
         (("--stock", "other.json"), "--stock is for a script, and 'other.json' is none"),

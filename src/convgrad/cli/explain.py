@@ -12,7 +12,7 @@ import typer
 from . import options
 from .app import Result, command, device_here, fail, say, width
 from .models import MODELS, explained
-from .options import OfModel, is_problem, outputs_named
+from .options import OfModel, kind_of, outputs_named
 from .report import profile_of
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def explain_command(
     from ..diagnostics import explain_problem, measured
     from ..problem import DTYPES, ConvProblem
 
-    of = OfModel(shape, dtype, channels_last)
-    of.only_for(not is_problem(what), what, f'"{what} bfloat16 channels_last" states it', layer=layer)
-    places, outputs, single = [_place(text, of) for text in device or ["here"]], outputs_named(output), is_problem(what)
+    of, single = OfModel(shape, dtype, channels_last), kind_of(what) == "problem"
+    of.only_for(not single, what, f'"{what} bfloat16 channels_last" states it', layer=layer)
+    places, outputs = [_place(text, of) for text in device or ["here"]], outputs_named(output)
     if measure and not any(machine.is_here for machine, _ in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
     if rules and not (layer or single):

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .app import RequestError, fail
 from .options import DTYPES as MODEL_DTYPES
-from .options import OfModel, no_file
+from .options import OfModel, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +64,11 @@ MODELS = {
     "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
 }
 
+_TAKEN_BY = {
+    "problem": "explain, check, bench and tune take problems",
+    "script": "run, report and tune take scripts",
+    "file": "check, bench and tune read problems, report .csv and .json",
+}
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
@@ -76,14 +80,10 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     import torch
     from torch import nn
 
-    known = _known(name)
+    known, kind = _known(name), kind_of(name)
+    if kind != "model":
+        raise fail(f"{name!r} is a {kind}, not a model", _TAKEN_BY[kind])
     if known is None and ":" not in name:
-        if Path(name).is_file():
-            readers = "check, bench and tune read problems, report .csv and .json"
-            hint = "run, report and tune take scripts" if name.endswith(".py") else readers
-            raise fail(f"{name!r} is a file, not a model", hint)
-        if "/" in name or "." in name:  # a model's name has neither
-            raise fail(*no_file(name))
         raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(MODELS)}, or module:factory")
     try:
         factory = _own(name) if known is None else known.build

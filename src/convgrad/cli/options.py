@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 
@@ -44,29 +44,24 @@ MACHINES: Final = (
 )  # fmt: skip
 
 
-def is_problem(text: str) -> bool:
-    """Whether a text begins as a problem does, and so is no file, model or script."""
-    return re.match(r"(g|mb|ic)\d", text.strip()) is not None
+def kind_of(what: str) -> Literal["problem", "model", "script", "file"]:
+    """Return what a word of a command line means; refuse a file that is not there, and an unknown option."""
+    if os.path.isfile(what):  # a text may be too long for a name
+        return "script" if what.endswith(".py") else "file"
+    refuse_option(what)
+    if re.match(r"(g|mb|ic)\d", what.strip()):
+        return "problem"
+    if ":" not in what and re.search(r"[./]", what):
+        named = "a problem such as g32ic32ih14oc32kh3ph1 contains neither a dot nor a slash"
+        hint = f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
+        raise fail(f"there is no file {what!r}", hint)
+    return "model"
 
 
-def no_file(what: str) -> tuple[str, str]:
-    """The error for what looks like a file and is none."""
-    named = "a problem such as g32ic32ih14oc32kh3ph1 contains neither a dot nor a slash"
-    return f"there is no file {what!r}", f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
-
-
-def no_option(what: str) -> None:
+def refuse_option(what: str) -> None:
     """Refuse a name before a script's that looks like an option, and is none of the command's."""
     if what.startswith("-") and not Path(what).exists():
         raise fail(f"there is no option {what!r}", "see --help of the command; options of the script stand behind it")
-
-
-def is_script(what: str) -> bool:
-    """Whether a script is meant, which has to be there."""
-    no_option(what)
-    if what.endswith(".py") and not Path(what).is_file():
-        raise fail(*no_file(what))
-    return what.endswith(".py")
 
 
 def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +11,7 @@ from ..diagnostics import Machine
 from ..problem import PASSES, ConvProblem, Pass, read_problem_file
 from .app import fail
 from .models import explained
-from .options import OfModel, is_problem, no_file
+from .options import OfModel, kind_of
 
 #: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
 _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
@@ -40,20 +39,19 @@ def read_problems(
     options: dict[str, str] = {}
     read = partial(ConvProblem.parse, transposed=transposed)
     for what in whats:
-        is_file = os.path.isfile(what)  # a text may be too long for a name
+        kind = kind_of(what)
         if models is not None:
             place, of = models
-            is_model = not (is_file or is_problem(what))
-            of.only_for(is_model, what)
-            if is_model:
+            of.only_for(kind == "model", what)
+            if kind == "model":
                 layers = explained(what, Machine.here(place), of)
                 problems += [layer.problem for layer in layers if linear or not layer.linear]
                 continue
-        if is_file and what.endswith(".py"):
+        if kind == "script":
             raise fail(
                 f"{what!r} is a script, not a file of problems", f"--kernels {what} before the command loads kernels"
             )
-        if is_file:
+        if kind == "file":
             options.clear()
             for _, result in read_problem_file(what, read, options):
                 if isinstance(result, ConvProblem):
@@ -64,8 +62,6 @@ def read_problems(
                         passes.setdefault(result, set()).update(asked)
                 else:
                     unread.append(result)
-        elif "/" in what or os.path.exists(what) or ("." in what and not is_problem(what)):
-            raise fail(*no_file(what))
         else:
             problems.append(read(what))
     if unread:

@@ -16,7 +16,7 @@ import typer
 from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, loaded_kernels, say, width
 from .models import MODELS, with_inputs
-from .options import OfModel, is_script, writable
+from .options import OfModel, kind_of, writable
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def report(
             raise fail(f"a page needs {package}", "pip install 'convgrad[report]', or -o report.json")
     target = writable(page)
     before = None if against is None else Profile.read(against)
-    of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
+    of_script, is_table, status = kind_of(what) == "script", what.endswith((".csv", ".json")), 0
     of = OfModel(shape, dtype, channels_last)
     of.only_for(not (of_script or is_table), what, device=device != "cpu")
     if (stock or args) and not of_script:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import Result, command, fail, json_text, loaded_kernels, width
-from .options import CsvFile, JsonFile, file, no_option
+from .options import CsvFile, JsonFile, file, refuse_option
 
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -44,7 +44,7 @@ def run_command(
     """
     from ..diagnostics import run_script
 
-    no_option(script)
+    refuse_option(script)
     if stock and accelerate:
         raise fail("--stock and --accelerate exclude each other")
     try:

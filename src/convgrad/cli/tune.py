@@ -16,7 +16,7 @@ from . import options
 from .app import BeforeAScript, Result, command, device_here, fail, loaded_kernels, progress, say, width
 from .check import search_and_record
 from .models import MODELS
-from .options import OfModel, is_script
+from .options import OfModel, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, d
     from ..diagnostics import Usage, run_script
     from .problem_arguments import read_problems
 
-    if not is_script(what):
+    if kind_of(what) != "script":
         if args:
             raise fail(f"only a script takes arguments, got {args[0]!r}")
         return jobs_of(read_problems([what], models=(place, of), linear=True)[0])
