@@ -126,8 +126,8 @@ def writable(file: Path | None) -> Path | None:
     return file and file.absolute()
 
 
-def problem_or(*names: str) -> Callable[[str], list[str]]:
-    """For typer: one of the names, or the fields that may follow in the text of a problem."""
+def what(metavar: str, help: str, *names: str) -> Any:
+    """Return an argument that is a problem, or one of the names; completed are these, and the fields of a problem."""
     named = words(lambda: names)
 
     def complete(incomplete: str) -> list[str]:
@@ -140,12 +140,7 @@ def problem_or(*names: str) -> Callable[[str], list[str]]:
         result = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
         return result if len(result) > 1 else []  # the shell would put a space behind the only one
 
-    return complete
-
-
-def what(metavar: str, help: str, *names: str) -> Any:
-    """An argument that is a problem, or has a name."""
-    return typer.Argument(metavar=metavar, help=help, autocompletion=problem_or(*names))
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete)
 
 
 def file(*flags: str, help: str) -> Any:
