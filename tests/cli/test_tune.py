@@ -160,6 +160,16 @@ def test_every_count_is_of_problems(folder, capsys) -> None:
     ]  # fmt: skip
 
 
+def test_a_bad_request_forgets_nothing(capsys) -> None:
+    assert run(["tune", SMALL]) == 0
+    before = measurements.exported()
+    for what in ("absent.py", "nothing", "mb0ic3ih9oc3kh3", "ic2zz9"):
+        capsys.readouterr()
+        assert run(["tune", "--forget", what]) == 2
+        assert capsys.readouterr().out == ""
+    assert measurements.exported() == before != []
+
+
 def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> None:
     assert run(["tune", "--export", "choices.json", SMALL]) == 0
     content = json.loads((folder / "choices.json").read_text())

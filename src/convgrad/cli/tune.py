@@ -75,6 +75,7 @@ def tune(
     if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
     place, data = device_here(device), dict[str, Any]()
+    jobs = _jobs_of(what, args or [], place, OfModel(shape, dtype, channels_last)) if what else []
     if forget:
         data["removed_problems"] = measurements.forget()
         say(f"choices for {counted(data['removed_problems'])} removed")
@@ -89,12 +90,11 @@ def tune(
         data["aten_findings"], ended = search_and_record(aten, seed=0)
         if not ended:
             data["interrupted"] = True
-    if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], place, OfModel(shape, dtype, channels_last), data)))
-        if not jobs:
-            raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
-        if determinism_demanded(place):  # by the script
+    if what and not jobs and not data.get("interrupted"):  # a script
+        jobs, data["script_status"] = _jobs_of_script(what, args or [])
+        if determinism_demanded(place):
             raise fail(f"{what!r} demands deterministic algorithms, and then no measurement is used")
+    if jobs and not data.get("interrupted"):
         data |= _tune(jobs, place)
     if export is not None:
         choices = measurements.exported()
@@ -108,23 +108,32 @@ def tune(
     return Result(data, 130 if data.get("interrupted") else failed)
 
 
-def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, data: dict[str, Any]) -> Iterable[Job]:
-    """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
-    from ..diagnostics import Usage, run_script
+def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel) -> list[Job]:
+    """Return the calls that training makes of what the command line names; none of a script, which has to run first."""
     from .problem_arguments import read_problems
 
-    if kind_of(what) != "script":
-        if args:
-            raise fail(f"only a script takes arguments, got {args[0]!r}")
-        return jobs_of(read_problems([what], models=(place, of), linear=True)[0])
-    of.only_for(False, what)
+    if kind_of(what) == "script":
+        of.only_for(False, what)
+        return []
+    if args:
+        raise fail(f"only a script takes arguments, got {args[0]!r}")
+    jobs = [*dict.fromkeys(jobs_of(read_problems([what], models=(place, of), linear=True)[0]))]
+    if not jobs:
+        raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
+    return jobs
+
+
+def _jobs_of_script(script: str, args: Sequence[str]) -> tuple[list[Job], int]:
+    """Return the calls that a script makes, and its exit status."""
+    from ..diagnostics import Usage, run_script
+
     seen = Usage()
-    status = run_script(what, args, measure=False, width=width(), usage=seen, kernels=loaded_kernels)
-    data["script_status"] = status
-    if not seen.rows:
-        raise fail(f"{what} computed no convolution (its exit status is {status})")
+    status = run_script(script, args, measure=False, width=width(), usage=seen, kernels=loaded_kernels)
     calls = ((row.direction == "forward", jobs_of([row.convolution])) for row in seen.rows)
-    return [job for forward, jobs in calls for job in jobs if (len(job.outputs) == 1) == forward]
+    jobs = [job for forward, jobs in calls for job in jobs if (len(job.outputs) == 1) == forward]
+    if not jobs:
+        raise fail(f"{script} computed no convolution (its exit status is {status})")
+    return [*dict.fromkeys(jobs)], status
 
 
 def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
