@@ -297,10 +297,8 @@ def test_errors_are_one_line_with_a_hint(capsys, args: tuple[str, ...], words: s
 
 @pytest.mark.parametrize("command", ["bench", "check", "tune"])
 def test_a_line_of_a_file_that_is_no_problem_is_refused_before_anything_runs(capsys, tmp_path, command: str) -> None:
-    (tmp_path / "shapes").write_text(f"{SMALL}\nic2zz9\nic2iw9\n")
-    error = refused(capsys, command, str(tmp_path / "shapes"))
-    assert "shapes:2: unrecognized field 'zz9'" in error
-    assert "nor can 1 more be read" in error
+    (tmp_path / "shapes").write_text(f"{SMALL}\nic2zz9\n")
+    assert "shapes:2: unrecognized field 'zz9'" in refused(capsys, command, str(tmp_path / "shapes"))
 
 
 def test_names(capsys) -> None:

@@ -80,8 +80,8 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     import torch
     from torch import nn
 
-    known, kind = _known(name), kind_of(name)
-    if kind != "model":
+    known = _known(name)
+    if known is None and (kind := kind_of(name)) != "model":
         raise fail(f"{name!r} is a {kind}, not a model", _TAKEN_BY[kind])
     if known is None and ":" not in name:
         raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(MODELS)}, or module:factory")

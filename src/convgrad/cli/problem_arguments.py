@@ -34,36 +34,29 @@ def read_problems(
         ValueError: an argument that is no problem and no file, or a line of a file that is no problem.
     """
     problems: list[ConvProblem] = []
-    unread: list[ValueError] = []
     passes: dict[ConvProblem, set[Pass]] = {}
-    options: dict[str, str] = {}
     read = partial(ConvProblem.parse, transposed=transposed)
     for what in whats:
         kind = kind_of(what)
         if models is not None:
-            place, of = models
-            of.only_for(kind == "model", what)
-            if kind == "model":
-                layers = explained(what, Machine.here(place), of)
-                problems += [layer.problem for layer in layers if linear or not layer.linear]
-                continue
-        if kind == "script":
+            models[1].only_for(kind == "model", what)
+        if models is not None and kind == "model":
+            layers = explained(what, Machine.here(models[0]), models[1])
+            problems += [layer.problem for layer in layers if linear or not layer.linear]
+        elif kind == "script":
             raise fail(
                 f"{what!r} is a script, not a file of problems", f"--kernels {what} before the command loads kernels"
             )
-        if kind == "file":
-            options.clear()
+        elif kind == "file":
+            options: dict[str, str] = {}
             for _, result in read_problem_file(what, read, options):
-                if isinstance(result, ConvProblem):
-                    problems.append(result)
-                    for direction in filter(None, options.get("dir", "").split(",")):
-                        some = (both for name, both in _DIRECTIONS.items() if direction.upper().startswith(name))
-                        asked = next(some, (PASSES, PASSES))[result.transposed]  # of FWD_B, BWD_WB, ...
-                        passes.setdefault(result, set()).update(asked)
-                else:
-                    unread.append(result)
+                if isinstance(result, ValueError):
+                    raise result
+                problems.append(result)
+                for direction in filter(None, options.get("dir", "").split(",")):
+                    some = (both for name, both in _DIRECTIONS.items() if direction.upper().startswith(name))
+                    asked = next(some, (PASSES, PASSES))[result.transposed]  # of FWD_B, BWD_WB, ...
+                    passes.setdefault(result, set()).update(asked)
         else:
             problems.append(read(what))
-    if unread:
-        raise ValueError(f"{unread[0]}{f'; nor can {len(unread) - 1} more be read' if unread[1:] else ''}")
     return problems, passes
