@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from itertools import takewhile
 from pathlib import Path
 from traceback import extract_stack
 from typing import Any
@@ -30,9 +29,9 @@ _C: Any = torch._C
 _prims: Any = _prims_common
 
 
-#: Every lock of `lock_over_forks`, and those that a fork holds.
+#: Every lock of `lock_over_forks`, and those that a thread holds for its fork.
 _locks: list[Any] = []
-_held: list[Any] = []
+_held = threading.local()
 
 
 def lock_over_forks() -> Any:
@@ -44,19 +43,23 @@ def lock_over_forks() -> Any:
 
 def _before_fork() -> None:
     """Acquire all locks, but wait for none while holding another, so that their order does not matter."""
-    while len(acquired := [*takewhile(lambda lock: lock.acquire(blocking=False), _locks)]) < len(_locks):
-        _release(acquired)
-        time.sleep(1e-4)
-    _held[:] = acquired  # no other thread is here now: each lacks a lock
+    _held.locks = []
+    while len(_held.locks) < len(_locks):
+        lock = _locks[len(_held.locks)]
+        if lock.acquire(blocking=False):
+            _held.locks.append(lock)
+        else:
+            _after_fork()
+            time.sleep(1e-4)
 
 
-def _release(locks: list[Any] = _held) -> None:
-    for lock in [*locks]:
-        lock.release()
+def _after_fork() -> None:
+    while _held.locks:
+        _held.locks.pop().release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_release, after_in_child=_release)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 #: Held while something is loaded at its first use: no fork cuts that short.
 loading = lock_over_forks()
