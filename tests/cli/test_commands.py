@@ -204,7 +204,9 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert "g8mb2ic8ih8oc8oh8kh7sh1ph3dh0" in printed
     assert "CudaDepthwise2d (conv_depthwise2d_backward)" in printed
     assert "no convolution of this model" in refused(capsys, "explain", "my_factory_module:make", *shape, "-l", "9x9")
-    assert "is of type int" in refused(capsys, "explain", "my_factory_module:number")
+    assert "'int' object is not callable (hint: module:factory" in refused(
+        capsys, "explain", "my_factory_module:number"
+    )
     assert "cannot get" in refused(capsys, "explain", "my_factory_module:nothing")
     assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
     assert shown(capsys, "explain", "my_factory_module:linear").startswith("1 linear layer, 1 different")

@@ -112,17 +112,13 @@ def _known(name: str) -> Model | None:
 def _own(name: str) -> Callable[[], Any]:
     from torch import nn
 
-    module, _, attribute = name.partition(":")
+    module, _, attribute = name.partition(":")  # a file's name may have a hyphen, unlike those of pkgutil.resolve_name
     sys.path.insert(0, os.getcwd())  # to stay: what is found may import more when it is called
     try:
         result: Any = attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
-    if isinstance(result, nn.Module):
-        return lambda: result
-    if not callable(result):
-        raise fail(f"{name!r} is of type {type(result).__name__}", _FACTORY)
-    return result
+    return (lambda: result) if isinstance(result, nn.Module) else result
 
 
 def explained(name: str, machine: Machine, of: OfModel, outputs: tuple[Output, ...] | None = None) -> ModelExplanation:
