@@ -29,16 +29,9 @@ _C: Any = torch._C
 _prims: Any = _prims_common
 
 
-class _Held(threading.local):
-    """The locks that a thread holds for its fork, which may begin while another lock is made, or another thread's."""
-
-    def __init__(self) -> None:
-        self.locks: list[Any] = []
-
-
-#: Every lock of `lock_over_forks`.
+#: Every lock of `lock_over_forks`, and those that a thread holds for its fork.
 _locks: list[Any] = []
-_held = _Held()
+_held = threading.local()
 
 
 def lock_over_forks() -> Any:
@@ -50,15 +43,14 @@ def lock_over_forks() -> Any:
 
 def _before_fork() -> None:
     """Acquire all locks, but wait for none while holding another, so that their order does not matter."""
-    while True:
-        for lock in [*_locks]:
-            if not lock.acquire(blocking=False):
-                break
+    _held.locks = []
+    while len(_held.locks) < len(_locks):
+        lock = _locks[len(_held.locks)]
+        if lock.acquire(blocking=False):
             _held.locks.append(lock)
         else:
-            return
-        _after_fork()
-        time.sleep(1e-4)
+            _after_fork()
+            time.sleep(1e-4)
 
 
 def _after_fork() -> None:

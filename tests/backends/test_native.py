@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import shutil
-import subprocess
-import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import convgrad
 from convgrad.backends import _native_library as library
 from convgrad.check.child import Child
 from convgrad.problem import ConvProblem, Pass
@@ -310,47 +306,6 @@ def test_without_a_library_there_is_a_reason(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(library, "_try_load", library._try_load.__wrapped__)
     [reason] = BACKEND.reasons_against(ConvProblem.parse("mb1g4ic4iw5oc4kw3"), ("forward",), CPU)
     assert "not installed" in reason
-
-
-#: A fork for each name; all have PyTorch, and none has this library before.
-LOAD = """
-import os, sys, torch
-for value in sys.argv[1:]:
-    if os.fork() == 0:
-        os.environ["CONVGRAD_NATIVE_LIBRARY"] = value
-        try:
-            import convgrad.backends._native_library as library
-            os.chdir("/")
-            print(library.instruction_set(), len(library.digest()), flush=True)
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def loaded_from(folder: Path, *values: str) -> list[str]:
-    """What each name of a library gives, in a folder."""
-    source = str(Path(convgrad.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-c", LOAD, *values]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_library_named_by_a_path(tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    (tmp_path / "text.so").write_text("no library")
-    shutil.copy(library.library_path(), tmp_path / "mine.so")
-    right = ["mine.so", "./mine.so", f"{tmp_path}/mine.so", "below/../mine.so"]
-    wrong = ["none.so", "./none.so", "text.so", "libm.so.6", "."]
-    loaded = loaded_from(tmp_path, *right, *wrong)
-    assert loaded[: len(right)] == [f"{library.instruction_set()} 8"] * len(right)
-    for value, error in zip(wrong, loaded[len(right) :], strict=True):
-        assert error.startswith(f"ValueError: CONVGRAD_NATIVE_LIBRARY={value!r} names no library that can be used: ")
 
 
 def test_a_forked_child_does_not_hang() -> None:

@@ -132,15 +132,8 @@ def test_reasons_stand_in_the_table(capsys) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ["nonsense"],
-        [SMALL, "-o", "nothing"],
-        [SMALL, "--seconds", "nan"],
-        [SMALL, "--device", "nosuch"],
         ["mb0ic1iw3oc1kw1"],
-        [SMALL, "--csv", "."],
-        [SMALL, "-b", "nosuch"],
         [SMALL, "--input", "1x3x9x9"],
-        ["layers", "nosuch"],
         ["steps"],
         ["steps", "nosuch"],
         ["steps", "--seconds", "nan"],

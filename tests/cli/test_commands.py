@@ -204,7 +204,9 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert "g8mb2ic8ih8oc8oh8kh7sh1ph3dh0" in printed
     assert "CudaDepthwise2d (conv_depthwise2d_backward)" in printed
     assert "no convolution of this model" in refused(capsys, "explain", "my_factory_module:make", *shape, "-l", "9x9")
-    assert "is of type int" in refused(capsys, "explain", "my_factory_module:number")
+    assert "'int' object is not callable (hint: module:factory" in refused(
+        capsys, "explain", "my_factory_module:number"
+    )
     assert "cannot get" in refused(capsys, "explain", "my_factory_module:nothing")
     assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
     assert shown(capsys, "explain", "my_factory_module:linear").startswith("1 linear layer, 1 different")
@@ -265,18 +267,16 @@ def test_explain_a_known_model(capsys) -> None:
         (("check", SMALL, "--device", "xla"), "cannot run on 'xla'"),
         (("check", "no/such/file"), "there is no file"),
         (("check", "--transposed"), "--transposed says how a problem or a file is read, and none is named"),
-        (("bench", "absent.txt"), "there is no file 'absent.txt'"),
         (
             ("check", __file__),
             f"is a script, not a file of problems (hint: --kernels {__file__} before the command loads",
         ),
         (("explain", "absent.py"), "there is no file 'absent.py'"),
-        (("explain", __file__), "is a file, not a model (hint: run, report and tune take scripts)"),
+        (("explain", __file__), "is a script, not a model (hint: run, report and tune take scripts"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
         (("names", ""), "called ''; there are conv1d"),
         (("names", "nonsense"), "'nonsense'; there are conv"),  # and not 'ones'
         (("check", SMALL, "--seconds", "-1"), "Invalid value for '--seconds'"),
-        (("check", SMALL, "--seed", "-1"), "--seed"),
         (("check", SMALL, "--seed", str(2**70)), "--seed"),
         (("--kernels", "nowhere.py", "info"), "there is no script 'nowhere.py'"),
         (("explain", SMALL, "--dtype", "float64"), "--dtype is for a model"),
@@ -285,7 +285,6 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "convnext", "--rules"), "--rules shows those of layers, and a whole model is a table of them"),
         (("explain", "convnext", "--measure", "-o", "forward"), "--measure times a model's whole step"),
         (("explain", "convnext", "--measure", "--plot", "roof.png"), "convgrad report draws it"),
-        (("explain", "convnext", "--measure", "--rules"), "--rules shows those of layers"),
         (("explain", "os:getcwd"), "'os:getcwd' returned str, not an nn.Module (hint: module:factory"),
         (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
         (("explain", ":make"), "cannot get ':make': Empty module name"),
@@ -300,10 +299,8 @@ def test_errors_are_one_line_with_a_hint(capsys, args: tuple[str, ...], words: s
 
 @pytest.mark.parametrize("command", ["bench", "check", "tune"])
 def test_a_line_of_a_file_that_is_no_problem_is_refused_before_anything_runs(capsys, tmp_path, command: str) -> None:
-    (tmp_path / "shapes").write_text(f"{SMALL}\nic2zz9\nic2iw9\n")
-    error = refused(capsys, command, str(tmp_path / "shapes"))
-    assert "shapes:2: unrecognized field 'zz9'" in error
-    assert "nor can 1 more be read" in error
+    (tmp_path / "shapes").write_text(f"{SMALL}\nic2zz9\n")
+    assert "shapes:2: unrecognized field 'zz9'" in refused(capsys, command, str(tmp_path / "shapes"))
 
 
 def test_names(capsys) -> None:

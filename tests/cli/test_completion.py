@@ -16,7 +16,6 @@ import pytest
 
 pytest.importorskip("typer")
 
-from convgrad.cli import app
 from convgrad.cli.app import run
 
 ASK = """
@@ -68,7 +67,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("words", OFFERED)
 def test_what_is_offered(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     split = words.split("|")
-    monkeypatch.setattr(app, "_before", [])
+    monkeypatch.setenv("COMP_BEFORE", "")
     monkeypatch.setenv("_CONVGRAD_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "\n".join(split))
     monkeypatch.setenv("COMP_CWORD", str(len(split) - 1))

@@ -40,14 +40,14 @@ REFUSED = {
     ("check", "--bad"): "No such option",
     ("check", "--kernels", "mine.py"): "it stands before the command: see convgrad --help",
     ("names",): "Missing argument 'NAME'",
-    ("explain", "convnext", "-o", "grad"): "unknown output 'grad'",
+    ("explain", "convnext", "-o", "grad"): "no output is called 'grad'",
     ("check", "-b", "im2cl"): "did you mean 'im2col'?",
-    ("check", "--property", "nope"): "unknown property 'nope'",
-    ("explain", "resnet", "--dtype", "float"): "unknown dtype 'float'",
+    ("check", "--property", "nope"): "no property is called 'nope'",
+    ("explain", "resnet", "--dtype", "float"): "no dtype is called 'float'",
     ("explain", "resnet", "--input", "3,4"): "is no shape",
     ("run", "--csv", "no/such/folder/x.csv", "script.py"): "cannot be written",
     ("bench", "ic2ih3oc2kh1", "--seconds", "0"): "--seconds must be positive",
-    ("bench", "steps", "resnet", "--layout", "nhwc"): "unknown layout 'nhwc'",
+    ("bench", "steps", "resnet", "--layout", "nhwc"): "no layout is called 'nhwc'",
 }
 
 

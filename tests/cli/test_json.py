@@ -123,7 +123,7 @@ def test_bench(capsys: pytest.CaptureFixture[str], args: tuple[str, ...]) -> Non
 
 
 def test_bench_of_the_layers_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    data = read(capsys, "bench", "layers", "factory_for_json:make", "--input", "1x3x9x9", "--seconds", "0.01", "--json")
+    data = read(capsys, "bench", "factory_for_json:make", "--input", "1x3x9x9", "--seconds", "0.01", "--json")
     assert [row["output"] for row in data["problems"]] == ["forward", "grad_input", "grad_weight"]
 
 

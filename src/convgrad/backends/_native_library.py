@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import struct
 from collections.abc import Callable
 from hashlib import blake2b
@@ -34,26 +33,14 @@ def packer(*tensors: str) -> Callable[..., bytes]:
     return struct.Struct("".join("P" if name in tensors else "8x" for name in TENSORS)).pack
 
 
-_VARIABLE = "CONVGRAD_NATIVE_LIBRARY"
-
-
 def library_path() -> Path:
-    """Return the path of the compiled library: the build's, or the one that an environment variable names."""
-    named = os.environ.get(_VARIABLE)  # absolute, since the loader looks for a bare name elsewhere
-    return Path(named).absolute() if named else Path(__file__).with_name("libconvgrad_native.so")
+    """Return the path at which the build puts the compiled library."""
+    return Path(__file__).with_name("libconvgrad_native.so")
 
 
 @functools.cache
 def _try_load() -> tuple[ctypes.CDLL | None, str]:
     path = library_path()
-    library, why_not = _opened(path)
-    if library is None and (named := os.environ.get(_VARIABLE)):
-        why_not = why_not if path.exists() else f"there is no {path}"
-        raise ValueError(f"{_VARIABLE}={named!r} names no library that can be used: {why_not}")
-    return library, why_not
-
-
-def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         try:  # the build writes beside the library's place why there is none
             said = f"{path.with_suffix('.txt').read_text(encoding='utf-8').strip()} when convgrad was built"
@@ -76,7 +63,7 @@ def _opened(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def load() -> ctypes.CDLL | None:
-    """Return the library or None; a ValueError where the environment variable names one that cannot be loaded."""
+    """Return the library, or None where there is none."""
     return _try_load()[0]
 
 
@@ -129,7 +116,3 @@ def digest() -> str:
     """Return a digest of the library's build; empty without a library."""
     library = load()
     return "" if library is None else blake2b(Path(library._name).read_bytes(), digest_size=4).hexdigest()
-
-
-if os.environ.get(_VARIABLE):  # a wrong value is an error at once, not a slower library
-    load()

@@ -36,31 +36,25 @@ class AtenBackend(Backend):
 
     def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         wanted = {o for o in outputs if o != "grad_bias"}
-        dtype, transposed = problem.dtype, problem.transposed
+        dtype, transposed, both = problem.dtype, problem.transposed, len(wanted) > 1
         as_stated = statable(problem) is problem and without_slack(problem) is problem
-        both = len(wanted) > 1
-        not_at_once = {
-            f"{problem.bias_pass} and grad_weight of this problem": both and problem.bias_pass in wanted,
-            "both gradients of complex numbers": both and dtype.is_complex,
-            "both gradients of a transposed convolution with this padding": both and transposed and not as_stated,
-        }
-        if missing := [what for what, holds in not_at_once.items() if holds]:
-            return [f"PyTorch has no operator that gives {missing[0]} at once"]
-        if dtype.is_floating_point and dtype.itemsize == 1:
-            return [f"PyTorch has no convolution for {dtype}"]
-        if dtype.is_floating_point or dtype.is_complex:
-            return []
-        if device.type != "cpu":
-            return [f"PyTorch has no integer convolution on {device.type}"]
-        if dtype is torch.bool:
-            return ["PyTorch has no convolution for torch.bool"]
-        if transposed and not as_stated:
-            return ["PyTorch cannot state this padding of a transposed convolution, and has no gradients for integers"]
-        if wanted - {problem.bias_pass}:
-            return ["PyTorch's CPU convolution has no gradients for integers"]
-        if dtype is not torch.int64 and (transposed or any(d > 1 for d in problem.dilation)):
-            return ["PyTorch's transposed and dilated CPU convolutions know no integers but int64"]
-        return []
+        integers = not (dtype.is_floating_point or dtype.is_complex)
+        at_once = "PyTorch has no operator that gives {} at once".format
+        reasons = {
+            at_once(f"{problem.bias_pass} and grad_weight of this problem"): both and problem.bias_pass in wanted,
+            at_once("both gradients of complex numbers"): both and dtype.is_complex,
+            at_once("both gradients of a transposed convolution with this padding"):
+                both and transposed and not as_stated,
+            f"PyTorch has no convolution for {dtype}":
+                dtype is torch.bool or (dtype.is_floating_point and dtype.itemsize == 1),
+            f"PyTorch has no integer convolution on {device.type}": integers and device.type != "cpu",
+            "PyTorch cannot state this padding of a transposed convolution, and has no gradients for integers":
+                integers and transposed and not as_stated,
+            "PyTorch's CPU convolution has no gradients for integers": integers and wanted - {problem.bias_pass},
+            "PyTorch's transposed and dilated CPU convolutions know no integers but int64":
+                integers and dtype is not torch.int64 and (transposed or max(problem.dilation) > 1),
+        }  # fmt: skip
+        return [reason for reason, holds in reasons.items() if holds][:1]
 
     def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return defect_of(statable(problem.replace(dtype=problem.dtype.to_real())), outputs, device)
@@ -219,14 +213,8 @@ def _in_channels_last(p: ConvProblem) -> ConvProblem:
     return p if p.channels_last else lifted.replace(memory_format=channels_last_of(lifted.ndim))
 
 
-def _padded(p: ConvProblem) -> ConvProblem:
-    """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
-    other = padded(p)
-    return p if other is p else other.replace(origin="plain")
-
-
 _padding = Restated(
-    _aten, _padded, "aten:padded", "ATen over an input that carries its padding", "there is no padding to write out"
+    _aten, padded, "aten:padded", "ATen over an input that carries its padding", "there is no padding to write out"
 )
 _padding.sweeps = ()
 

@@ -40,15 +40,11 @@ class Defect:
 
     def here(self) -> bool:
         """Whether this machine's kernels have it: whether oneDNN uses these instructions."""
-        if not self.instructions:
-            return True
         limit = _compat.onednn_limit().upper()
-        if not _compat.avx2_here() or limit.startswith("SSE") or limit == "AVX":
-            return False
-        if self.instructions == "avx2":
-            return True
-        more = {"avx512": lambda: True, "amx": _compat.amx_here, "fp16": lambda: _compat.onednn_has(torch.float16)}
-        return _compat.avx512_here() and not limit.startswith("AVX2") and more[self.instructions]()
+        avx2 = _compat.avx2_here() and limit != "AVX" and not limit.startswith("SSE")
+        avx512 = avx2 and _compat.avx512_here() and not limit.startswith("AVX2")
+        amx, fp16 = avx512 and _compat.amx_here(), avx512 and _compat.onednn_has(torch.float16)
+        return {"": True, "avx2": avx2, "avx512": avx512, "amx": amx, "fp16": fp16}[self.instructions]
 
     def concerns(self, problem: ConvProblem, output: Output) -> bool:
         """Whether PyTorch gets this output of this problem wrong on this machine."""

@@ -20,9 +20,9 @@ their padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, groupby, product
+from itertools import accumulate, product
 from math import prod
 from typing import cast
 
@@ -79,10 +79,9 @@ def piece_shape(p: ConvProblem, positions: int) -> tuple[int, ...]:
     return tuple(reversed(shape))
 
 
-def pieces(p: ConvProblem, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Yield the pieces of this shape, smaller at the ends, that the output consists of: images, and a box of each."""
-    sizes = zip((p.batch, *p.output_size), shape, strict=True)
-    return product(*([slice(i, min(i + n, size)) for i in range(0, size, max(1, n))] for size, n in sizes))
+def _cut(size: int, n: int) -> list[slice]:
+    """Return the pieces of ``n`` positions of a dimension, the last one perhaps smaller."""
+    return [slice(i, min(i + n, size)) for i in range(0, size, max(1, n))]
 
 
 def _windows(p: ConvProblem, images: Tensor, box: Sequence[slice]) -> Tensor:
@@ -135,12 +134,11 @@ def _compute(
 
     def memory(i: int, given: Tensor | None = None) -> Tensor:
         """Return the buffer of a shape: the caller's, a part of the workspace, or a new one."""
-        size, begin = prod(shapes[i]), begins[i]
-        if given is not None:
-            return given.view(-1)[:size].view(shapes[i])
-        if scratch is not None:
-            return scratch[begin : begin + size].view(shapes[i])
-        return torch.empty(shapes[i], dtype=dtype, device=a.device)
+        if given is None:
+            given = None if scratch is None else scratch[begins[i] :]
+        if given is None:
+            return torch.empty(shapes[i], dtype=dtype, device=a.device)
+        return given.view(-1)[: prod(shapes[i])].view(shapes[i])
 
     whole = p.shape_of(RESULT[pass_])
     result = torch.empty(whole, dtype=p.dtype, device=a.device, memory_format=p.memory_format)
@@ -156,15 +154,15 @@ def _compute(
     padded = None if in_place else memory(4) if sums else memory(4).zero_()
     read, copy = memory(0, columns).view(-1), memory(1).view(-1)
     row = None if bias is None or sums else memory(2, ones).fill_(1)
-    for at, of_these in groupby(pieces(p, shape), key=lambda piece: piece[0]):
+    for at in _cut(p.batch, shape[0]):
         images = input[at] if padded is None else padded[: at.stop - at.start]
         if sums:
             images.zero_()
         elif padded is not None:
             inside(images, added).copy_(input[at])
-        for piece in of_these:
-            windows = _windows(p, inside(images, cropped), piece[1:])  # [G, C_in/G, *k, n, *box]
-            part = grad_output[piece[0]][(..., *piece[1:])].unflatten(1, (p.groups, -1)).movedim(0, 2)
+        for box in product(*map(_cut, p.output_size, shape[1:])):
+            windows = _windows(p, inside(images, cropped), box)  # [G, C_in/G, *k, n, *box]
+            part = grad_output[at][(..., *box)].unflatten(1, (p.groups, -1)).movedim(0, 2)
             made = read[: windows.numel()].view(windows.shape), copy[: part.numel()].view(part.shape)
             _multiply(pass_, matrix, windows, part, *made, bias, row)
         if sums:

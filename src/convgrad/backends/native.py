@@ -43,6 +43,9 @@ class NativeBackend(Backend):
     padding_modes = PADDING_MODES
     #: Which of the library's kernels: of an instruction set, of one algorithm; those of the best set where it is empty.
     kernels = ""
+    dtypes: tuple[torch.dtype, ...] = tuple(DTYPES)
+    #: Why the library has another kernel for a problem to which there is no other reason; empty where it may be any.
+    too_large = ""
 
     @property
     def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -54,8 +57,8 @@ class NativeBackend(Backend):
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
         if reason := self._wrong_size(problem, outputs):
             reasons.append(reason)
-        if problem.dtype not in DTYPES:
-            reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
+        if problem.dtype not in self.dtypes:
+            reasons.append(f"it has no kernels for {problem.dtype}, only for {', '.join(map(str, self.dtypes))}")
         elements = problem.in_channels * prod(dim.padded for dim in problem.dims)
         if elements > max(_MOST_ELEMENTS, 4 * prod(problem.input_shape[1:])):
             reasons.append(f"it may pack a whole image with its padding, and the input has {elements} elements with it")
@@ -68,6 +71,8 @@ class NativeBackend(Backend):
                 )
         if missing := library.why_not(self.kernels) if self.kernels else library.why_absent():
             reasons.append(missing)
+        if self.too_large and not reasons and self.kernel_name(problem, outputs) != self.kernels:
+            reasons.append(self.too_large)
         return reasons
 
     def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
@@ -129,14 +134,8 @@ class NativeAmxBackend(NativeBackend):
     sweeps = ()
     padding_modes = ("zeros",)
     kernels = "amx"
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        reasons = super().reasons_against(problem, outputs, device)
-        if problem.dtype is not torch.float32:
-            reasons.append("it computes float32")
-        if not reasons and self.kernel_name(problem, outputs) != "amx":
-            reasons.append("it packs the whole weight, and what a kernel reaches, and these are too large for that")
-        return reasons
+    dtypes = (torch.float32,)
+    too_large = "it packs the whole weight, and what a kernel reaches, and these are too large for that"
 
     def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
         if min(*_group(problem), problem.batch * prod(problem.output_size)) >= 16:
@@ -156,22 +155,12 @@ class NativeWinogradBackend(NativeBackend):
     sweeps = ()
     padding_modes = ("zeros",)
     kernels = "winograd"
-
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
-        reasons = super().reasons_against(problem, outputs, device)
-        if problem.dtype not in (torch.float32, torch.float64):
-            reasons.append("it computes float32 and float64")
-        if not transformed_dimensions(problem):
-            reasons.append(
-                "it computes kernels of 3 and, in the last two dimensions, of 3x3, 1x3 and 3x1, with stride 1"
-            )
-        if not reasons and self.kernel_name(problem, outputs) != self.kernels:
-            reasons.append(
-                "it transforms the whole weight, and for a tile all channels and depths of a kernel: these are too many"
-            )
-        return reasons
+    dtypes = (torch.float32, torch.float64)
+    too_large = "it transforms the whole weight, and for a tile all channels and depths of a kernel: these are too many"
 
     def _wrong_size(self, problem: ConvProblem, outputs: Outputs) -> str:
+        if not transformed_dimensions(problem):
+            return "it computes kernels of 3 and, in the last two dimensions, of 3x3, 1x3 and 3x1, with stride 1"
         if min(_group(problem)) >= 16:
             return ""
         return "it needs 16 channels a group on both sides: vectors of fewer are not full"

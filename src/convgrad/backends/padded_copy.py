@@ -16,11 +16,14 @@ COPY: Final = " (padded copy)"
 
 
 def padded(problem: ConvProblem) -> ConvProblem:
-    """Return the problem over an input that contains its padding: one with padding 0."""
+    """Return the problem over an input that contains its padding: one with padding 0.
+
+    A transposed problem becomes a plain one: over a padded output it is the gradient of the input, and then cropped.
+    """
     if all(pair == (0, 0) for pair in problem.padding) and problem.padding_mode == "zeros":
         return problem
     size = tuple(n + low + high for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
-    return problem.replace(input_size=size, padding=((0, 0),) * problem.ndim, padding_mode="zeros")
+    return problem.replace(input_size=size, padding=((0, 0),) * problem.ndim, padding_mode="zeros", origin="plain")
 
 
 def sides(problem: ConvProblem) -> tuple[Sides, Sides]:

@@ -51,6 +51,9 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
             runpy.run_path(os.path.abspath(words[0]), run_name="__kernels__")  # as the interpreter sets __file__
         else:
             importlib.import_module(words[0])
+    except SystemExit as stop:  # the script has ended itself
+        if stop.code:
+            raise
     except ModuleNotFoundError as error:
         if script or error.name is None or not (words[0] == error.name or words[0].startswith(f"{error.name}.")):
             raise  # the module exists, but one of its imports does not

@@ -100,7 +100,7 @@ def command(
     """Make a function a command, of this app or of a part of it.
 
     With ``as_json`` among its options, `say` says nothing, and standard output gets nothing but the data of its result;
-    ``threads`` is set.
+    ``threads`` is set. Each line of its docstring below "Examples:" is a paragraph of its help.
     """
 
     def added(function: Callable[..., Result]) -> Callable[..., None]:
@@ -118,6 +118,8 @@ def command(
                 print(json_text(result.command or str(of.info.name if of else name), result.data), flush=True)
             raise typer.Exit(result.status)
 
+        before, title, examples = (function.__doc__ or "").partition("Examples:\n")
+        loaded.__doc__ = before + (title + examples).replace("\n", "\n\n")
         return (of or app).command(name, **settings)(loaded)
 
     return added
@@ -189,9 +191,6 @@ def _load_kernels(source: str, verify: bool) -> None:
         script, *rest = shlex.split(source)
         there = os.path.abspath(script) if script.endswith(".py") else script
         loaded_kernels.append(shlex.join([there, *rest]))
-    except SystemExit as stop:  # nothing to say: the script has ended
-        if stop.code:
-            raise
     except Exception as error:
         frames = foreign_frames(error)
         if isinstance(error, (FileNotFoundError, ModuleNotFoundError, ValueError)) and not frames:  # it is not there
@@ -310,9 +309,8 @@ def run(args: Sequence[str] | None = None) -> int:
         raise
     except OSError as error:
         return _refused(f"{error.filename!r}: {error.strerror}" if error.filename and error.strerror else error)
-    except (RequestError, ConvgradError, ValueError, KeyError) as error:
-        plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
-        return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)
+    except (RequestError, ConvgradError, ValueError) as error:
+        return _refused(error, 1 if isinstance(error, CheckError) else 2)
     finally:
         warnings.formatwarning = _formatwarning
     return int(status or 0)
@@ -330,16 +328,11 @@ def _refused(what: object, status: int = 2) -> int:
     return status
 
 
-_before: list[str] = []
-
-
-def before_the_word() -> str:
-    """Return the part of the word that bash has split off already: ``aten:`` of ``aten:cu``."""
-    return "".join(_before)
-
-
 def _join_words() -> None:
-    """Undo that bash takes ``aten:cudnn`` and ``--backend=aten`` for three words each, and replaces only the last."""
+    """Undo that bash takes ``aten:cudnn`` and ``--backend=aten`` for three words each, and replaces only the last.
+
+    ``COMP_BEFORE`` is what it has split off the word to be completed: ``aten:`` of ``aten:cu``.
+    """
     if os.environ.get("_CONVGRAD_COMPLETE") != "complete_bash":
         return
     words: list[str] = []
@@ -352,5 +345,4 @@ def _join_words() -> None:
     if equals and option.startswith("-"):
         words[-1:] = [option, value]
     before, colon, words[-1] = words[-1].rpartition(":")
-    _before[:] = [before, colon]
-    os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
+    os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1), COMP_BEFORE=before + colon)

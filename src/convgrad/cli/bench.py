@@ -17,10 +17,9 @@ from .options import OfModel
 
 
 class _Bench(TyperGroup):
-    """`steps`, or what is not named by a word, or by the word `layers`: `problems`."""
+    """`steps`, or what is not named by a word: `problems`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = args[1:] if args[:1] == ["layers"] else args
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
         begun = ctx.resilient_parsing and not args  # to complete the first word
         return super().parse_args(ctx, args if named or begun else ["problems", *args])
@@ -59,13 +58,9 @@ def problems(
     --dir says which outputs are timed, unless --output does; of a model each distinct convolution is timed.
 
     Examples:
-
         convgrad bench g32mb8ic32ih56oc32oh56kh3ph1
-
         convgrad bench mypackage.nets:make_model --input 8x3x224x224
-
         convgrad bench shapes_mobilenet --json --csv times.csv
-
         convgrad --kernels my_kernels.py bench g32mb8ic32ih56oc32oh56kh3ph1 --backend mine -o forward
     """
     from ..engine.measure import keep_memory
@@ -105,11 +100,8 @@ def steps(
     the error of the gradients are in `convgrad report`.
 
     Examples:
-
         convgrad bench steps mobilenet_v2 --threads 1
-
         convgrad bench steps my_models:build --csv steps.csv
-
         convgrad bench steps torchvision.models:resnet18 --layout channels_last --seconds 60
     """
     import torch

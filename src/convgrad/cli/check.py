@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,13 +60,9 @@ def check(
     without a check, since they are checked here; the list for one of them is made for it.
 
     Examples:
-
         convgrad check g32ic32ih14oc32kh3ph1 --backend im2col
-
         convgrad check my_problems.txt
-
         convgrad check --backend all --seconds 60
-
         convgrad check --aten
     """  # fmt: skip
     from ..check import CheckReport, accepts, check_problem, default_problems, problems_for, shrunk
@@ -164,20 +159,18 @@ def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], 
 
 def _pairs(
     problem: ConvProblem, named: list[Backend], outputs: Outputs | None, device: torch.device
-) -> Iterator[tuple[str, Output]]:
-    """Yield backends and what to check of them: those named, else those that would be chosen."""
+) -> list[tuple[str, Output]]:
+    """Return backends and what to check of them: those named, else those that would be chosen."""
     from ..check import outputs_of
     from ..diagnostics import explain_problem
     from ..engine import get_backend
 
-    for backend in named:
-        for output in outputs or outputs_of(backend):
-            yield backend.name, output
     if named:
-        return
+        return [(backend.name, output) for backend in named for output in outputs or outputs_of(backend)]
     if problem.empty:
-        yield "aten", problem.bias_pass  # which nobody computes: the result says why
-        return
-    for output, name in explain_problem(problem, outputs, device).chosen().items():
-        if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name))):
-            yield name, output
+        return [("aten", problem.bias_pass)]  # which nobody computes: the result says why
+    return [
+        (name, output)
+        for output, name in explain_problem(problem, outputs, device).chosen().items()
+        if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name)))
+    ]

@@ -12,7 +12,7 @@ import typer
 from . import options
 from .app import Result, command, device_here, fail, say, width
 from .models import MODELS, explained
-from .options import OfModel, is_problem, outputs_named
+from .options import OfModel, kind_of, outputs_named
 from .report import profile_of
 
 if TYPE_CHECKING:
@@ -42,25 +42,20 @@ def explain_command(
     which --layer or --json has the reasons, and with --measure its training step on one screen, as report shows it.
 
     Examples:
-
         convgrad explain g96mb8ic96ih56oc96kh7ph3
-
         convgrad explain "g96ic96ih56oc96kh7ph3 bfloat16 channels_last" --device "h100 cudnn 9.10"
-
         convgrad explain convnext
-
         convgrad explain convnext --layer 7x7 -o grad_weight -d here -d "h100 bfloat16 channels_last"
-
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
     from .._compat import channels_last_of
     from ..diagnostics import explain_problem, measured
     from ..problem import DTYPES, ConvProblem
 
-    of = OfModel(shape, dtype, channels_last)
-    of.only_for(not is_problem(what), what, f'"{what} bfloat16 channels_last" states it', layer=layer)
-    places, outputs, single = [_place(text) for text in device or ["here"]], outputs_named(output), is_problem(what)
-    if measure and not any(machine.is_here for machine, *_ in places):
+    of, single = OfModel(shape, dtype, channels_last), kind_of(what) == "problem"
+    of.only_for(not single, what, f'"{what} bfloat16 channels_last" states it', layer=layer)
+    places, outputs = [_place(text, of) for text in device or ["here"]], outputs_named(output)
+    if measure and not any(machine.is_here for machine, _ in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
     if rules and not (layer or single):
         raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
@@ -70,20 +65,20 @@ def explain_command(
                 "--measure times a model's whole step, here, every output; convgrad report draws it",
                 "name some layers with --layer",
             )
-        ((machine, stated, last),) = places
-        profile = profile_of(what, device_here(machine.device_type), _stated(of, stated, last))
+        ((machine, of),) = places
+        profile = profile_of(what, device_here(machine.device_type), of)
         say(profile.text(min(width(), 100), everything=everything))
         return Result(profile.to_dict(), command="report")
     models: list[ModelExplanation] = []
     answers: list[Explanation] = []
-    for machine, stated, last in places:
+    for machine, of in places:
         if single:
             problem = ConvProblem.parse(what)
-            layout = channels_last_of(problem.ndim) if last else problem.memory_format
-            problem = problem.replace(memory_format=layout, dtype=DTYPES[stated] if stated else problem.dtype)
+            layout = channels_last_of(problem.ndim) if of.last else problem.memory_format
+            problem = problem.replace(memory_format=layout, dtype=DTYPES[of.dtype] if of.dtype else problem.dtype)
             answers.append(explain_problem(problem, outputs, machine))
         else:
-            models.append(explained(what, machine, _stated(of, stated, last), outputs))
+            models.append(explained(what, machine, of, outputs))
     if layer:  # one after another, each for all machines; a linear layer counts as a convolution on a CPU only
         chosen = [one for model in models for one in model.select(layer)]
         names = dict.fromkeys(one.names for one in chosen)
@@ -105,8 +100,8 @@ def explain_command(
     return Result({"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
 
 
-def _place(text: str) -> tuple[Machine, str, bool]:
-    """Read ``"h100 bfloat16 channels_last"``: a machine, among whose words a dtype and the layout may stand."""
+def _place(text: str, of: OfModel) -> tuple[Machine, OfModel]:
+    """Read ``"h100 bfloat16 channels_last"``: a machine, among whose words a dtype and the layout may be stated."""
     from ..diagnostics import Machine
     from ..problem import DTYPES
 
@@ -115,12 +110,8 @@ def _place(text: str) -> tuple[Machine, str, bool]:
     if len(dtypes) > 1:
         raise fail(f"one dtype at a time, got {' and '.join(dtypes)}", "--device may be repeated")
     rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
-    return Machine.parse(rest if rest or not words else "here"), next(iter(dtypes), ""), "channels_last" in words
-
-
-def _stated(of: OfModel, dtype: str, last: bool) -> OfModel:
-    """Return the options of a model with what is stated among the words of a machine."""
-    return of._replace(dtype=dtype or of.dtype, last=last or of.last)
+    stated = of._replace(dtype=next(iter(dtypes), of.dtype), last=of.last or "channels_last" in words)
+    return Machine.parse(rest if rest or not words else "here"), stated
 
 
 def _rules(answer: Explanation) -> str:

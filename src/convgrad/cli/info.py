@@ -33,11 +33,8 @@ def info(
     """Versions, device, backends, settings in force, paths; with --all every backend's reasons too.
 
     Examples:
-
         convgrad info
-
         convgrad info --all
-
         convgrad info --measure --json
     """
     import torch

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .app import RequestError, fail
 from .options import DTYPES as MODEL_DTYPES
-from .options import OfModel, no_file
+from .options import OfModel, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +64,11 @@ MODELS = {
     "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
 }
 
+_TAKEN_BY = {
+    "problem": "explain, check, bench and tune take problems",
+    "script": "run, report and tune take scripts",
+    "file": "check, bench and tune read problems, report .csv and .json",
+}
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
@@ -77,20 +81,17 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     from torch import nn
 
     known = _known(name)
+    if known is None and (kind := kind_of(name)) != "model":
+        raise fail(f"{name!r} is a {kind}, not a model", _TAKEN_BY[kind])
     if known is None and ":" not in name:
-        if Path(name).is_file():
-            hint = "run, report and tune take scripts" if name.endswith(".py") else "check, bench and tune read files"
-            raise fail(f"{name!r} is a file, not a model", hint)
-        if "/" in name or "." in name:  # a model's name has neither
-            raise fail(*no_file(name))
         raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(MODELS)}, or module:factory")
-    factory = _own(name) if known is None else known.build
     try:
+        factory = _own(name) if known is None else known.build
         with torch.device(device):
             made: Any = factory()
     except RequestError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # SystemExit: of a script that runs when it is imported
         if device == "meta":
             return build(name, "cpu")
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
@@ -111,19 +112,13 @@ def _known(name: str) -> Model | None:
 def _own(name: str) -> Callable[[], Any]:
     from torch import nn
 
-    module, _, attribute = name.partition(":")
+    module, _, attribute = name.partition(":")  # a file's name may have a hyphen, unlike those of pkgutil.resolve_name
     sys.path.insert(0, os.getcwd())  # to stay: what is found may import more when it is called
     try:
         result: Any = attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
-    except (Exception, SystemExit) as error:  # as of a script that runs when it is imported
-        raise fail(f"the module of {name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
-    if isinstance(result, nn.Module):
-        return lambda: result
-    if not callable(result):
-        raise fail(f"{name!r} is of type {type(result).__name__}", _FACTORY)
-    return result
+    return (lambda: result) if isinstance(result, nn.Module) else result
 
 
 def explained(name: str, machine: Machine, of: OfModel, outputs: tuple[Output, ...] | None = None) -> ModelExplanation:

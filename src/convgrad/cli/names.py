@@ -26,11 +26,8 @@ def names(
     """Show which function is the backward of another, what it allocates, and what to call today.
 
     Examples:
-
         convgrad names conv2d
-
         convgrad names cudnn_convolution_backward_input
-
         convgrad names finput
     """
     from .. import direct

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 
 from ..errors import UnknownNameError
-from .app import before_the_word, fail
+from .app import fail
 
 if TYPE_CHECKING:
     from ..problem import Output
@@ -44,29 +44,24 @@ MACHINES: Final = (
 )  # fmt: skip
 
 
-def is_problem(text: str) -> bool:
-    """Whether a text begins as a problem does, and so is no file, model or script."""
-    return re.match(r"(g|mb|ic)\d", text.strip()) is not None
+def kind_of(what: str) -> Literal["problem", "model", "script", "file"]:
+    """Return what a word of a command line means; refuse a file that is not there, and an unknown option."""
+    if os.path.isfile(what):  # a text may be too long for a name
+        return "script" if what.endswith(".py") else "file"
+    refuse_option(what)
+    if re.match(r"(g|mb|ic)\d", what.strip()):
+        return "problem"
+    if ":" not in what and re.search(r"[./]", what):
+        named = "a problem such as g32ic32ih14oc32kh3ph1 contains neither a dot nor a slash"
+        hint = f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
+        raise fail(f"there is no file {what!r}", hint)
+    return "model"
 
 
-def no_file(what: str) -> tuple[str, str]:
-    """The error for what looks like a file and is none."""
-    named = "a problem such as g32ic32ih14oc32kh3ph1 contains neither a dot nor a slash"
-    return f"there is no file {what!r}", f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
-
-
-def no_option(what: str) -> None:
+def refuse_option(what: str) -> None:
     """Refuse a name before a script's that looks like an option, and is none of the command's."""
     if what.startswith("-") and not Path(what).exists():
         raise fail(f"there is no option {what!r}", "see --help of the command; options of the script stand behind it")
-
-
-def is_script(what: str) -> bool:
-    """Whether a script is meant, which has to be there."""
-    no_option(what)
-    if what.endswith(".py") and not Path(what).is_file():
-        raise fail(*no_file(what))
-    return what.endswith(".py")
 
 
 def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
@@ -88,39 +83,32 @@ class OfModel(NamedTuple):
                 raise fail(f"--{name} is for a model, and {what!r} is none", hint)
 
 
-def _one_of(flags: tuple[str, ...], names: tuple[str, ...], help: str, **settings: Any) -> Any:
-    """An option whose values, one or several, are some of the names."""
+def _some_of(*flags: str, names: Callable[[], Collection[str]], help: str, **settings: Any) -> Any:
+    """Return an option whose values, one or several, are some of the names."""
 
     def check(given: str | list[str] | None) -> str | list[str] | None:
         for name in [given] if isinstance(given, str) else given or ():
-            if name and name not in names:
-                raise fail(f"unknown {flags[0].lstrip('-')} {name!r}", f"one of {', '.join(names)}")
+            if name and name.removesuffix(" (padded copy)") not in names():
+                raise UnknownNameError.of(f"no {flags[0].lstrip('-')} is called", name, names())
         return given
 
-    return typer.Option(*flags, help=help, callback=check, autocompletion=words(lambda: names), **settings)
+    return typer.Option(*flags, help=help, callback=check, autocompletion=words(names), **settings)
 
 
 def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """For typer: those of the names that begin as the word does."""
 
     def complete(incomplete: str) -> list[str]:
-        before = before_the_word()
+        before = os.environ.get("COMP_BEFORE", "")
         return [name[len(before) :] for name in known() if name.startswith(before + incomplete)]
 
     return complete
 
 
-def _backends() -> Iterable[str]:
-    """Those that are registered, where the registry was loaded: a script of kernels may have added some."""
+def _backends() -> list[str]:
+    """Return those that are registered, where the registry was loaded: a script of kernels may have added some."""
     engine = sys.modules.get("convgrad.engine")
-    return BACKENDS if engine is None else engine.backends()
-
-
-def _known_backends(given: list[str] | None) -> list[str] | None:
-    for name in given or ():
-        if name != "all" and name.removesuffix(" (padded copy)") not in _backends():
-            raise UnknownNameError.of("no backend is called", name, [*_backends()])
-    return given
+    return ["all", *(BACKENDS if engine is None else engine.backends())]
 
 
 def _shape(text: str) -> str:
@@ -138,8 +126,8 @@ def writable(file: Path | None) -> Path | None:
     return file and file.absolute()
 
 
-def problem_or(*names: str) -> Callable[[str], list[str]]:
-    """For typer: one of the names, or the fields that may follow in the text of a problem."""
+def what(metavar: str, help: str, *names: str) -> Any:
+    """Return an argument that is a problem, or one of the names; completed are these, and the fields of a problem."""
     named = words(lambda: names)
 
     def complete(incomplete: str) -> list[str]:
@@ -152,12 +140,7 @@ def problem_or(*names: str) -> Callable[[str], list[str]]:
         result = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
         return result if len(result) > 1 else []  # the shell would put a space behind the only one
 
-    return complete
-
-
-def what(metavar: str, help: str, *names: str) -> Any:
-    """An argument that is a problem, or has a name."""
-    return typer.Argument(metavar=metavar, help=help, autocompletion=problem_or(*names))
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete)
 
 
 def file(*flags: str, help: str) -> Any:
@@ -167,20 +150,21 @@ def file(*flags: str, help: str) -> Any:
 
 Outputs = Annotated[
     list[str] | None,
-    _one_of(("--output", "-o"), OUTPUTS, f"One of {', '.join(OUTPUTS)}; may be repeated.", metavar="OUTPUT"),
-]
+    _some_of("--output", "-o", names=lambda: OUTPUTS, help=f"One of {', '.join(OUTPUTS)}; may be repeated.",
+             metavar="OUTPUT"),
+]  # fmt: skip
 Backends = Annotated[
     list[str] | None,
-    typer.Option("--backend", "-b", metavar="NAME", help="Its name, or 'all'; by default the one that would be chosen.",
-                 callback=_known_backends, autocompletion=words(lambda: ("all", *_backends()))),
+    _some_of("--backend", "-b", names=_backends, metavar="NAME",
+             help="Its name, or 'all'; by default the one that would be chosen."),
 ]  # fmt: skip
 Properties = Annotated[
     list[str] | None,
-    _one_of(("--property",), (*PROPERTIES, *STRESS),
-            f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.", metavar="NAME"),
+    _some_of("--property", names=lambda: (*PROPERTIES, *STRESS), metavar="NAME",
+             help=f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}."),
 ]  # fmt: skip
-Dtype = Annotated[str, _one_of(("--dtype",), DTYPES, "Dtype of a model, by default its own.")]
-Layout = Annotated[str, _one_of(("--layout",), LAYOUTS, f"One of {', '.join(LAYOUTS)}; else both.")]
+Dtype = Annotated[str, _some_of("--dtype", names=lambda: DTYPES, help="Dtype of a model, by default its own.")]
+Layout = Annotated[str, _some_of("--layout", names=lambda: LAYOUTS, help=f"One of {', '.join(LAYOUTS)}; else both.")]
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
 Threads = Annotated[
     int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0, max=1024)

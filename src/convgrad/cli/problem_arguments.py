@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,7 +11,7 @@ from ..diagnostics import Machine
 from ..problem import PASSES, ConvProblem, Pass, read_problem_file
 from .app import fail
 from .models import explained
-from .options import OfModel, is_problem, no_file
+from .options import OfModel, kind_of
 
 #: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
 _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
@@ -35,39 +34,29 @@ def read_problems(
         ValueError: an argument that is no problem and no file, or a line of a file that is no problem.
     """
     problems: list[ConvProblem] = []
-    unread: list[ValueError] = []
     passes: dict[ConvProblem, set[Pass]] = {}
-    options: dict[str, str] = {}
     read = partial(ConvProblem.parse, transposed=transposed)
     for what in whats:
-        is_file = os.path.isfile(what)  # a text may be too long for a name
+        kind = kind_of(what)
         if models is not None:
-            place, of = models
-            is_model = not (is_file or is_problem(what))
-            of.only_for(is_model, what)
-            if is_model:
-                layers = explained(what, Machine.here(place), of)
-                problems += [layer.problem for layer in layers if linear or not layer.linear]
-                continue
-        if is_file and what.endswith(".py"):
+            models[1].only_for(kind == "model", what)
+        if models is not None and kind == "model":
+            layers = explained(what, Machine.here(models[0]), models[1])
+            problems += [layer.problem for layer in layers if linear or not layer.linear]
+        elif kind == "script":
             raise fail(
                 f"{what!r} is a script, not a file of problems", f"--kernels {what} before the command loads kernels"
             )
-        if is_file:
-            options.clear()
+        elif kind == "file":
+            options: dict[str, str] = {}
             for _, result in read_problem_file(what, read, options):
-                if isinstance(result, ConvProblem):
-                    problems.append(result)
-                    for direction in filter(None, options.get("dir", "").split(",")):
-                        some = (both for name, both in _DIRECTIONS.items() if direction.upper().startswith(name))
-                        asked = next(some, (PASSES, PASSES))[result.transposed]  # of FWD_B, BWD_WB, ...
-                        passes.setdefault(result, set()).update(asked)
-                else:
-                    unread.append(result)
-        elif "/" in what or os.path.exists(what) or ("." in what and not is_problem(what)):
-            raise fail(*no_file(what))
+                if isinstance(result, ValueError):
+                    raise result
+                problems.append(result)
+                for direction in filter(None, options.get("dir", "").split(",")):
+                    some = (both for name, both in _DIRECTIONS.items() if direction.upper().startswith(name))
+                    asked = next(some, (PASSES, PASSES))[result.transposed]  # of FWD_B, BWD_WB, ...
+                    passes.setdefault(result, set()).update(asked)
         else:
             problems.append(read(what))
-    if unread:
-        raise ValueError(f"{unread[0]}{f'; nor can {len(unread) - 1} more be read' if unread[1:] else ''}")
     return problems, passes

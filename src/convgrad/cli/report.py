@@ -16,7 +16,7 @@ import typer
 from . import options
 from .app import BEGAN, BeforeAScript, Result, command, device_here, fail, finite, loaded_kernels, say, width
 from .models import MODELS, with_inputs
-from .options import OfModel, is_script, writable
+from .options import OfModel, kind_of, writable
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +53,9 @@ def report(
     CSV, or the JSON of run or report. Options go before a script. With --json a page is written only with --out.
 
     Examples:
-
         convgrad report mymodel:make_model
-
         convgrad report --stock -o before.html train.py --epochs 1
-
         convgrad report --against before.html train.py --epochs 1
-
         convgrad report -o kernels.html kernels.csv
     """
     from rich.console import Console
@@ -72,7 +68,7 @@ def report(
             raise fail(f"a page needs {package}", "pip install 'convgrad[report]', or -o report.json")
     target = writable(page)
     before = None if against is None else Profile.read(against)
-    of_script, is_table, status = is_script(what), what.endswith((".csv", ".json")), 0
+    of_script, is_table, status = kind_of(what) == "script", what.endswith((".csv", ".json")), 0
     of = OfModel(shape, dtype, channels_last)
     of.only_for(not (of_script or is_table), what, device=device != "cpu")
     if (stock or args) and not of_script:
@@ -86,8 +82,6 @@ def report(
             )
         elif is_table:
             profile = profile_table(what)
-        elif Path(what).is_file():
-            raise fail(f"{what!r} is no file that report reads", "a script ends with .py, a table with .csv or .json")
         else:
             left = seconds - (time.perf_counter() - BEGAN) - _PAGE
             profile = profile_of(what, device_here(device), of, left, stage)

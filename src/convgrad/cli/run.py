@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import Result, command, fail, json_text, loaded_kernels, width
-from .options import CsvFile, JsonFile, file, no_option
+from .options import CsvFile, JsonFile, file, refuse_option
 
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -36,20 +36,15 @@ def run_command(
     exit status is the script's. The processes that it starts (torchrun, DataLoader, multiprocessing) are counted, too.
 
     Examples:
-
         convgrad run train.py --epochs 3
-
         convgrad run --accelerate train.py
-
         convgrad run --trace step.json train.py
-
         convgrad run --stock --csv kernels.csv train.py
-
         convgrad run -m torch.distributed.run --nproc-per-node 2 train.py
     """
     from ..diagnostics import run_script
 
-    no_option(script)
+    refuse_option(script)
     if stock and accelerate:
         raise fail("--stock and --accelerate exclude each other")
     try:

@@ -16,7 +16,7 @@ from . import options
 from .app import BeforeAScript, Result, command, device_here, fail, loaded_kernels, progress, say, width
 from .check import search_and_record
 from .models import MODELS
-from .options import OfModel, is_script
+from .options import OfModel, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,13 +62,9 @@ def tune(
     a script.
 
     Examples:
-
         convgrad tune --input 32x3x224x224 mobilenet_v2
-
         convgrad tune --aten 60 train.py --epochs 1
-
         convgrad tune --export choices.json
-
         convgrad tune --import choices.json
     """
     from .. import __version__
@@ -79,14 +75,13 @@ def tune(
     if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
     place, data = device_here(device), dict[str, Any]()
+    jobs = _jobs_of(what, args or [], place, OfModel(shape, dtype, channels_last)) if what else []
     if forget:
         data["removed_problems"] = measurements.forget()
         say(f"choices for {counted(data['removed_problems'])} removed")
     if import_ is not None:
         try:
             read, here = measurements.imported(read_json(import_.read_text(encoding="utf-8-sig"))["choices"])
-        except FileNotFoundError:
-            raise fail(f"there is no file '{import_}'", "what convgrad tune --export wrote") from None
         except (ValueError, KeyError, TypeError) as error:
             raise fail(f"{import_} holds no exported choices: {error}", "a file that tune --export wrote") from None
         data["imported_problems"], data["imported_problems_for_this_machine"] = read, here
@@ -95,12 +90,11 @@ def tune(
         data["aten_findings"], ended = search_and_record(aten, seed=0)
         if not ended:
             data["interrupted"] = True
-    if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], place, OfModel(shape, dtype, channels_last), data)))
-        if not jobs:
-            raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
-        if determinism_demanded(place):  # by the script
+    if what and not jobs and not data.get("interrupted"):  # a script
+        jobs, data["script_status"] = _jobs_of_script(what, args or [])
+        if determinism_demanded(place):
             raise fail(f"{what!r} demands deterministic algorithms, and then no measurement is used")
+    if jobs and not data.get("interrupted"):
         data |= _tune(jobs, place)
     if export is not None:
         choices = measurements.exported()
@@ -114,23 +108,32 @@ def tune(
     return Result(data, 130 if data.get("interrupted") else failed)
 
 
-def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel, data: dict[str, Any]) -> Iterable[Job]:
-    """Return the calls that training makes of what the command line names; ``data`` gets a script's exit status."""
-    from ..diagnostics import Usage, run_script
+def _jobs_of(what: str, args: Sequence[str], place: torch.device, of: OfModel) -> list[Job]:
+    """Return the calls that training makes of what the command line names; none of a script, which has to run first."""
     from .problem_arguments import read_problems
 
-    if not is_script(what):
-        if args:
-            raise fail(f"only a script takes arguments, got {args[0]!r}")
-        return jobs_of(read_problems([what], models=(place, of), linear=True)[0])
-    of.only_for(False, what)
+    if kind_of(what) == "script":
+        of.only_for(False, what)
+        return []
+    if args:
+        raise fail(f"only a script takes arguments, got {args[0]!r}")
+    jobs = [*dict.fromkeys(jobs_of(read_problems([what], models=(place, of), linear=True)[0]))]
+    if not jobs:
+        raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
+    return jobs
+
+
+def _jobs_of_script(script: str, args: Sequence[str]) -> tuple[list[Job], int]:
+    """Return the calls that a script makes, and its exit status."""
+    from ..diagnostics import Usage, run_script
+
     seen = Usage()
-    status = run_script(what, args, measure=False, width=width(), usage=seen, kernels=loaded_kernels)
-    data["script_status"] = status
-    if not seen.rows:
-        raise fail(f"{what} computed no convolution (its exit status is {status})")
+    status = run_script(script, args, measure=False, width=width(), usage=seen, kernels=loaded_kernels)
     calls = ((row.direction == "forward", jobs_of([row.convolution])) for row in seen.rows)
-    return [job for forward, jobs in calls for job in jobs if (len(job.outputs) == 1) == forward]
+    jobs = [job for forward, jobs in calls for job in jobs if (len(job.outputs) == 1) == forward]
+    if not jobs:
+        raise fail(f"{script} computed no convolution (its exit status is {status})")
+    return [*dict.fromkeys(jobs)], status
 
 
 def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
