@@ -16,14 +16,14 @@ from .test_routes import operands_of
 CPU = torch.device("cpu")
 BOTH: Outputs = ("grad_input", "grad_weight")
 PROBLEMS = [
-    "g3mb2ic3iw50oc3kw21pw10",
-    "g2mb2ic2iw40oc2ow40kw40pw39",  # causal, as long as its input
-    "g2mb3ic2ih9iw11oc4oh9ow11kh5kw7ph2pw3",
-    "g2mb2ic2ih12iw10oc2oh3ow2kh4kw3sh3sw4ph1pw0dh1dw2",
-    "g2mb2ic2id5ih6iw7oc4kd3kh3kw5pd1ph1pw2",
-    "g2mb2ic2ih9oc2kh5ph-1",
-    "g1ic1oc1mb2iw1ow1kw9pw4",
-    "g2mb1ic2iw30oc2ow60kw8sw2pw3 transposed",
+    "g3mb2ic3iw90oc3kw65pw32",
+    "g2mb2ic2iw80oc2ow80kw80pw79",  # causal, as long as its input
+    "g2mb3ic2ih9iw11oc4oh9ow11kh9kw11ph4pw5",
+    "g2mb2ic2ih22iw24oc2oh4ow2kh8kw9sh3sw4ph1pw0dh1dw1",
+    "g2mb2ic2id5ih6iw7oc4kd3kh5kw5pd1ph2pw2",
+    "g2mb2ic2ih12oc2kh8ph-1",
+    "g1ic1oc1mb2iw1ow1kw65pw32",
+    "g2mb1ic2iw30oc2ow60kw64sw2pw31 transposed",
 ]
 
 
@@ -53,6 +53,15 @@ def test_what_is_not_finite_does_not_spread(value: float, pass_: Pass) -> None:
     assert torch.equal(got.isfinite(), expected.isfinite())
     assert not got.isfinite().all()
     assert got.isfinite().any()
+
+
+def test_reasons() -> None:
+    for text, why in (
+        ("mb2ic3iw90oc3kw65pw32", "depthwise"),
+        ("g3mb2ic3ih9oc3kh7ph3", "fewer than 64 elements"),
+        ("g3mb2ic3iw90oc3kw65pw32 complex64", "complex64"),
+    ):
+        assert why in get_backend("fft").reasons_against(ConvProblem.parse(text), ("forward",), CPU)[0]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ from .aten import AtenBackend
 from .base import Arithmetic, Backend, Kernel
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Far below what gains anywhere: measuring need not try them.
+_LEAST_ELEMENTS = 64
 #: Bytes of the transforms of one operand at a time: little, where memory may be fresh; on a GPU enough to fill it.
 _BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 
@@ -49,6 +51,8 @@ class FftBackend(Backend):
         reasons: list[str] = []
         if problem.in_channels != problem.groups:
             reasons.append("it computes depthwise convolutions only (one input channel a group)")
+        if prod(problem.kernel_size) < _LEAST_ELEMENTS:
+            reasons.append(f"transforms take longer than the products of fewer than {_LEAST_ELEMENTS} elements")
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no transform for {str(problem.dtype).removeprefix('torch.')}")
         if device.type not in _BYTES:
