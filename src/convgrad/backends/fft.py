@@ -12,7 +12,7 @@ the kernel begins at minus the low padding. With a stride grad_output has zeros 
 Sums of 16-bit numbers are in float32. Images are transformed a few at a time, so that memory is bounded.
 
 A NaN or an infinity spreads over its channel of its image. On a CPU a result that holds one is computed by PyTorch's
-kernel instead. On a GPU that would have to wait for the result.
+kernel instead. On a GPU it spreads, because to look at a result is to wait for it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FftBackend(Backend):
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         p, transforms, passes = problem, _Transforms(problem), passes_of(outputs)
         slots: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
-        exact = [AtenBackend().bind(p.replace(origin="plain"), (pass_,)) for pass_ in passes]
+        exact = {pass_: AtenBackend().bind(p.replace(origin="plain"), (pass_,)) for pass_ in passes}
         image_bytes = transforms.dtype.itemsize * p.out_channels * prod(transforms.sizes)
 
         def kernel(given: dict[Slot, Tensor]) -> list[Tensor]:
@@ -84,23 +84,21 @@ class FftBackend(Backend):
                 for pass_ in passes:
                     a, b = (spectra[slot] for slot in OPERANDS[pass_])
                     if pass_ == "forward":
-                        results[pass_][n] = transforms.output(a * b.conj())
+                        results[pass_][n] = transforms.output(a * b.conj_physical())
                     elif pass_ == "grad_input":
                         results[pass_][n] = transforms.input((a * b).sum(2))
                     else:
-                        summed = (a.conj() * b).sum(0)
+                        summed = (a * b.conj_physical_()).sum(0)
                         total = summed if total is None else total.add_(summed)
             if total is not None:
-                results["grad_weight"].copy_(transforms.weight(total))
+                results["grad_weight"].copy_(transforms.weight(total.conj_physical()))
             return list(results.values())
 
         def run(*operands: Any) -> Any:
             given: dict[Slot, Tensor] = dict(zip(slots, operands, strict=False))
             results = kernel(given)
             if operands[0].is_cpu and not all(t.sum(dtype=transforms.dtype).isfinite() for t in results):
-                results = [
-                    call(*[given[s] for s in OPERANDS[pass_]]) for pass_, call in zip(passes, exact, strict=True)
-                ]
+                results = [call(*map(given.__getitem__, OPERANDS[pass_])) for pass_, call in exact.items()]
             results = [t.contiguous(memory_format=p.memory_format) for t in results]
             return tuple(results) if len(results) > 1 else results[0]
 
@@ -116,7 +114,7 @@ class _Transforms:
         self._channels = p.in_channels, p.out_channels // p.in_channels
         #: Where the results of a stride are, and the kernel elements, which begin at minus the padding.
         self._strided = tuple(slice(0, dim.stride * dim.output, dim.stride) for dim in p.dims)
-        taps = [torch.arange(dim.kernel) * dim.dilation - dim.low for dim in p.dims]
+        taps = [torch.arange(dim.kernel, device="cpu") * dim.dilation - dim.low for dim in p.dims]
         self._taps = torch.meshgrid(*[at % n for at, n in zip(taps, self.sizes, strict=True)], indexing="ij")
 
     def of_input(self, x: Tensor) -> Tensor:
@@ -160,11 +158,8 @@ def transform_sizes(problem: ConvProblem) -> tuple[int, ...]:
     """
     least = []
     for dim in problem.dims:
-        kernel, read = (
-            (dim.kernel - 1) * dim.dilation,
-            (dim.output - 1) * dim.stride + 1,
-        )  # from the first one to the last
-        least.append(max(dim.input, dim.input + dim.low, read + kernel - dim.low, kernel + 1, read))
+        kernel, read = (dim.kernel - 1) * dim.dilation, (dim.output - 1) * dim.stride  # from the first one to the last
+        least.append(max(dim.input, dim.input + dim.low, read + 1 + kernel - dim.low, kernel + 1, read + 1))
     return tuple([next(n for n in count(size + size % 2, 2) if _of_small_factors(n)) for size in least])
 
 
