@@ -61,10 +61,8 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
     return "\n".join(lines)
 
 
-def lost(name: str, output: Output, problem: ConvProblem | None, passed: int, property_name: str, how: str) -> str:
-    """Return the message for a kernel that crashed or hung; without a problem, while one was searched for."""
-    if problem is None:
-        return f"{name!r} is refused: its accepts, called for {output}, {how}"
+def lost(name: str, output: Output, problem: ConvProblem, passed: int, property_name: str, how: str) -> str:
+    """Return the message for a kernel that crashed or hung."""
     meaning = " ".join((ALL_PROPERTIES[property_name].__doc__ or "").split())
     hints = [f"the property being checked, {property_name}: {meaning}"]
     hints += [] if problem.dtype == torch.float32 else [_DTYPES]
