@@ -49,10 +49,6 @@ class Guarded:
         self._first, self._end = (n * like.dtype.itemsize for n in (start, start + extent))  # bytes
         self.tensor = self._whole.as_strided(like.shape, like.stride(), start)
 
-    def bytes(self) -> Tensor:
-        """Return a copy of every byte, margins included."""
-        return self._whole.view(torch.uint8).clone()
-
     def overstepped(self) -> bool:
         """Whether a margin was written."""
         mine, fresh = (t.view(torch.uint8) for t in (self._whole, poison_(torch.empty_like(self._whole))))
@@ -112,17 +108,13 @@ class Poison(DispatchMode):
 
 
 class PeakMemory(DispatchMode):
-    """Records the most bytes that PyTorch's operators had allocated at one time."""
+    """Records the most bytes that PyTorch's operators had allocated at one time, without those of ``known`` tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *known: Tensor | None) -> None:
         super().__init__()
         self.peak = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._known: set[int] = set()
-
-    def ignore(self, *tensors: Tensor) -> None:
-        """Do not count tensors that were there before."""
-        self._known.update(t.untyped_storage()._cdata for t in tensors)
+        self._known = {t.untyped_storage()._cdata for t in known if t is not None}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -329,20 +329,19 @@ def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
 
 def _watched(name: str, guard: Guarded) -> Callable[[], None]:
     """Return a function that raises an `Outcome` where an operand, or what lies beside it, has changed since now."""
-    content, header = guard.bytes(), _header(guard.tensor)
+
+    def header() -> tuple[Any, ...]:  # it shows a resize, and what was written and put back (autograd counts writes)
+        return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
     def look() -> None:
-        if header != _header(guard.tensor) or not torch.equal(guard.bytes(), content):
+        if header() != before or guard.overstepped() or not torch.equal(raw_bytes(tensor), content):
             raise Outcome(f"it wrote into {name}, or just outside of it")
-        if guard.tensor.requires_grad:
+        if tensor.requires_grad:
             raise Outcome(f"it changed {name}: it requires gradients now")
 
+    tensor = guard.tensor
+    before, content = header(), raw_bytes(tensor)
     return look
-
-
-def _header(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what shows that a tensor was resized, or written and put back (autograd counts writes)."""
-    return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 
 def layouts(check: PropertyCheck) -> None:
@@ -462,8 +461,7 @@ def workspace(check: PropertyCheck) -> None:
         raise skipped("a function declares no workspace")
     p = check.problem
     arguments = check.arguments(check.integers())
-    with PeakMemory() as watch:
-        watch.ignore(*(t for t in arguments if t is not None))
+    with PeakMemory(*arguments) as watch:
         results = check.kernel()(*arguments)
     storages = [t.untyped_storage() for t in tree_leaves(results)]
     used, allowed = watch.peak - sum({s.data_ptr(): s.nbytes() for s in storages}.values()), _SLACK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from ..tables import counted
 from .loading import loading
 from .problem_set import in_layouts
 from .properties import ALL_PROPERTIES
-from .results import CheckResult, Status
+from .results import CheckResult
 from .suite import check_problem
 from .user_backend import NO, CustomBackend, Functions
 
@@ -114,16 +115,14 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
 
 def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) -> str:
     """Return the layout in which the problem passes, of two that the backend takes; empty if there is none."""
-    p, both = failure.problem, ("contiguous", "channels_last")
-    if p.ndim == 1 or not {*both} <= {*backend.layouts}:
+    p = failure.problem
+    if p.ndim == 1 or not {"contiguous", "channels_last"} <= {*backend.layouts}:
         return ""
-    right, wrong = [*in_layouts(p)][:: 1 if p.channels_last else -1]
+    right, wrong = in_layouts(p)[:: 1 if p.channels_last else -1]
 
-    def status(q: ConvProblem, *names: str) -> Status:
-        results = check_problem(backend, q, failure.output, device=failure.device, repeats=repeats, properties=names)
-        return max((r.status for r in results), key=lambda s: s == "failed")
+    def passes(q: ConvProblem, *more: str) -> bool:
+        how: Any = {"device": failure.device, "repeats": repeats, "properties": (failure.property_name, *more)}
+        return {r.status for r in check_problem(backend, q, failure.output, **how)} == {"passed"}
 
     # Each twice, and the right one for later calls too: a kernel that fails now and then is not told of layouts.
-    only = failure.property_name
-    found = [s for _ in range(2) for s in (status(right, only, "again"), status(wrong, only))]
-    return both[not p.channels_last] if found == ["passed", "failed"] * 2 else ""
+    return right.layout if all(passes(right, "again") and not passes(wrong) for _ in range(2)) else ""
