@@ -27,7 +27,7 @@ from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length, unit_roundoff
 from .guards import Guarded, PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
-from .loading import is_foreign
+from .loading import foreign_frames, is_foreign
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
 from .problem_set import changed
 from .results import Status
@@ -41,7 +41,7 @@ _ONLY_A_SUM = "the gradient of a bias is only a sum"
 
 
 class Outcome(Exception):  # noqa: N818 (it is an outcome)
-    """A property that did not pass: its status, how far off the backend is, and how far it may be."""
+    """The end of a property, raised where it did not pass: its status, how far off the backend is, and may be."""
 
     def __init__(self, message: str, worst: float = 1.0, bound: float = 0.0, status: Status = "failed") -> None:
         super().__init__(message)
@@ -52,11 +52,6 @@ class Outcome(Exception):  # noqa: N818 (it is an outcome)
 def skipped(reason: str) -> Outcome:
     """Return the outcome where there is nothing to check."""
     return Outcome(reason, worst=0.0, status="skipped")
-
-
-def described(error: BaseException) -> str:
-    """Return an error of a backend in words; a refusal of what a kernel returned is its own message."""
-    return str(error) if isinstance(error, (BackendError, Outcome)) else f"it raised {type(error).__name__}: {error}"
 
 
 def calls_of(backend: Backend, output: Output | None = None) -> list[Outputs]:
@@ -120,6 +115,26 @@ class PropertyCheck:
         except (RuntimeError, MemoryError):
             return [f"there is no memory for {p.least_bytes:,} bytes of operands"]
         return []
+
+    def outcome(self, name: str) -> Outcome:
+        """Check a property of each call that it is for; what the backend raises is its failure, and the cause."""
+        self.worst = 0.0, 0.0
+        try:
+            for outputs in self.calls if name in EACH_CALL else self.calls[:1]:
+                self.outputs = outputs
+                ALL_PROPERTIES[name](self)
+        except Outcome as e:
+            swept = e.status != "skipped" and len(self.outputs) > 1
+            return Outcome(f"{e}, in the sweep {self.outputs}", e.worst, e.bound, e.status) if swept else e
+        except (Exception, SystemExit) as e:
+            # What a kernel returned is refused in its own words; else a user's line before one of Triton's or numba's.
+            what = str(e) if isinstance(e, BackendError) else f"it raised {type(e).__name__}: {e}"
+            frames = sorted(foreign_frames(e), key=lambda frame: "-packages" not in frame.filename)
+            where = "".join(f" ({f.filename}:{f.lineno})" for f in frames[-1:])
+            failed = Outcome(what + where, inf)
+            failed.__cause__ = e
+            return failed
+        return Outcome("", *self.worst, "passed")
 
     # ---- operands ------------------------------------------------------------------------------
 
