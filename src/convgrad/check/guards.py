@@ -40,27 +40,20 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 
 
 class Guarded:
-    """A ``tensor`` like another one, inside poisoned memory that may not be touched."""
+    """A copy of a ``tensor``, or poison, between poisoned margins, ``shift`` elements off an aligned start."""
 
-    def __init__(self, like: Tensor, shift: int = 0) -> None:
+    def __init__(self, like: Tensor, shift: int = 0, *, filled: bool = True) -> None:
         extent = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
         start = _MARGIN + shift
-        self._whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
-        self._first, self._end = (n * like.dtype.itemsize for n in (start, start + extent))  # bytes
-        self.tensor = self._whole.as_strided(like.shape, like.stride(), start)
+        whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
+        self._margins = whole[:start], whole[start + extent :]
+        self.tensor = whole.as_strided(like.shape, like.stride(), start)
+        if filled:
+            self.tensor.copy_(like)
 
     def overstepped(self) -> bool:
         """Whether a margin was written."""
-        mine, fresh = (t.view(torch.uint8) for t in (self._whole, poison_(torch.empty_like(self._whole))))
-        ends = slice(0, self._first), slice(self._end, None)
-        return not all(torch.equal(mine[e], fresh[e]) for e in ends)
-
-
-def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
-    """Return a copy with the same strides, ``shift`` elements off an aligned start."""
-    guard = Guarded(tensor, shift)
-    guard.tensor.copy_(tensor)
-    return guard
+        return not all(torch.equal(raw_bytes(m), raw_bytes(poison_(torch.empty_like(m)))) for m in self._margins)
 
 
 def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
@@ -102,7 +95,7 @@ class Poison(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTY and result.layout is torch.strided and result.numel() and not result.is_meta:
-            self._guards.append(Guarded(result))
+            self._guards.append(Guarded(result, filled=False))
             return self._guards[-1].tensor
         return result
 

@@ -26,7 +26,7 @@ from ..engine import SLOTS, prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length, unit_roundoff
-from .guards import Guarded, PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
+from .guards import Guarded, PeakMemory, Poison, paged_copy, raw_bytes, restore, settings
 from .loading import foreign_frames, is_foreign
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
 from .problem_set import changed
@@ -325,7 +325,7 @@ def memory(check: PropertyCheck) -> None:
 
 def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
     """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned."""
-    guards = {slot: guarded_copy(t, shift) for slot, t in check.placed(operands).items()}
+    guards = {slot: Guarded(t, shift) for slot, t in check.placed(operands).items()}
     watched = [_watched(slot, guard) for slot, guard in guards.items()]
     state = settings(random=check.backend.deterministic)
     try:
@@ -398,7 +398,7 @@ def bias(check: PropertyCheck) -> None:
     if check.rounds:
         added = (added - 30).to(torch.float64) / 7  # sevenths use all bits of the dtype
     added, operands = (added + 1).to(p.dtype), check.reals()
-    guard = guarded_copy(added.to(check.device))
+    guard = Guarded(added.to(check.device))
     look = _watched("bias", guard)
     result = check.run(operands, guard.tensor)
     look()
