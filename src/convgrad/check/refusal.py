@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from ..problem import ConvProblem, Output
 from ..tables import counted
 from .loading import loading
-from .problem_set import in_layouts
-from .properties import ALL_PROPERTIES
+from .problem_set import default_problems, in_layouts, real_layers
+from .properties import ALL_PROPERTIES, calls_of
 from .results import CheckResult
 from .suite import check_problem
-from .user_backend import NO, CustomBackend, Functions
+from .user_backend import NO, CustomBackend, Functions, without_values
 
 #: How many of the properties that a problem lacks are shown.
 _SHOWN = 3
@@ -48,13 +49,19 @@ _ROUNDING = (
 )
 
 
-def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[tuple[str, int]], device: str) -> str:
+def nothing_accepted(backend: CustomBackend, output: Output, device: str) -> str:
+    reasons = Counter[str]()
+    for p in (*default_problems(), *real_layers()):
+        against = backend.against(p, calls_of(backend, output)[0], torch.device(device))
+        # What it was registered for is said where nothing else is in the way: the user knows that.
+        other = [r for r in against if not r.startswith("it was registered for")]
+        reasons.update(map(without_values, other or against))
     lines = [
         f"{backend.name!r} cannot be verified: no problem was found that its {output} accepts on {device}; "
         'name some that it does, problems=["g32mb1ic32ih112oc32kh3ph1"]',
-        *(f"  {reason} ({n:,} times)" for reason, n in reasons),
+        *(f"  {reason} ({n:,} times)" for reason, n in reasons.most_common(5)),
     ]
-    if all(reason == NO for reason, _ in reasons):
+    if {*reasons} == {NO}:
         lines.append(
             "  padding is a pair for each dimension, p.padding == ((1, 1), (1, 1)) in 2-D; kernel_size, stride and "
             "dilation are tuples, (3, 3)"

@@ -31,9 +31,9 @@ def outputs_of(backend: Backend) -> Outputs:
     return tuple(o for o in OUTPUTS if calls_of(backend, o))
 
 
-def accepts(backend: Backend, problem: ConvProblem, device: torch.device) -> bool:
-    """Whether a backend can compute anything of a problem."""
-    return not all(backend.against(problem, call, device) for call in calls_of(backend))
+def accepts(backend: Backend, problem: ConvProblem, device: torch.device, output: Output | None = None) -> bool:
+    """Whether a backend can compute an output of a problem, or any of its outputs."""
+    return not all(backend.against(problem, call, device) for call in calls_of(backend, output))
 
 
 def check_problem(
@@ -177,14 +177,22 @@ def check_backend(
     return CheckReport(backend.name, tuple(results))
 
 
-def problems_for(backend: Backend) -> list[ConvProblem]:
-    """Return the problems of a check that names none: those of the list, of a module, or drawn for a user's kernel."""
+def problems_for(backend: Backend, output: Output | None = None, device: str = "") -> list[ConvProblem]:
+    """Return the problems of a check that names none: those of the list, of a module, or drawn for a user's kernel.
+
+    Those of a kernel are of one ``output`` if it is given; those that it was registered with come first.
+    """
     if not isinstance(backend, CustomBackend):
         return list(default_problems())
     if isinstance(backend.own, ConvModule):
         return list(backend.own.problems())
-    place = torch.device(next(iter(backend.devices or ("cpu",))))
-    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named, backend.padding_modes)]
+    place = torch.device(device or next(iter(backend.devices or ("cpu",))))
+
+    def computes(p: ConvProblem) -> bool:
+        return accepts(backend, p, place, output)
+
+    named = [p for p in dict.fromkeys(backend.named) if computes(p)]
+    return [*named, *drawn(computes, named, backend.padding_modes)]
 
 
 #: Training waits for the reference: instead of a large problem a smaller one of its kind is checked, as small as the

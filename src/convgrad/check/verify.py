@@ -22,11 +22,10 @@ from ..problem import ConvProblem, Output
 from ..tables import counted
 from . import refusal
 from .child import Child, Lost, NoChild, say, why_not_in_child
-from .problem_set import cost, drawn, is_large
-from .properties import calls_of
+from .problem_set import cost, is_large
 from .results import CheckResult
-from .suite import check_problem, outputs_of
-from .user_backend import CustomBackend, without_values
+from .suite import check_problem, outputs_of, problems_for
+from .user_backend import CustomBackend
 
 #: A kernel with fewer problems of an output that passed is not verified.
 FLOOR: Final = 30
@@ -109,7 +108,11 @@ class _Check:
 
     def run(self) -> None:
         """Check the outputs in turn, problem by problem, until one fails or the time is over."""
-        queues = [self._problems(output) for output in self.outputs]
+        queues = list[list[ConvProblem]]()
+        for output in self.outputs:
+            queues.append(problems_for(self.backend, output, self.device))
+            if not (queues[-1] or output == "grad_bias"):  # few problems have a bias
+                raise CheckError(refusal.nothing_accepted(self.backend, output, self.device))
         self.left = sum(map(len, queues))
         with self.child:
             try:
@@ -164,21 +167,3 @@ class _Check:
         torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
         failures = [r for r in results if r.status == "failed"]
         return results, [*refusal.advice(self.backend, failures, _REPEATS)] if failures else []
-
-    def _problems(self, output: Output) -> list[ConvProblem]:
-        """Return the problems of an output, those named first."""
-        computed, place = calls_of(self.backend, output), torch.device(self.device)
-        reasons = Counter[str]()
-
-        def computes(p: ConvProblem) -> bool:
-            against = [self.backend.against(p, outputs, place) for outputs in computed]
-            # What it was registered for is said where nothing else is in the way: the user knows that.
-            said = [r for r in against[0] if not r.startswith("it was registered for")] or against[0]
-            reasons.update(map(without_values, said))
-            return not all(against)
-
-        named = [p for p in dict.fromkeys(self.backend.named) if computes(p)]
-        found = [*named, *drawn(computes, named, self.backend.padding_modes)]
-        if not (found or output == "grad_bias"):  # few problems have a bias
-            raise CheckError(refusal.nothing_accepted(self.backend, output, reasons.most_common(5), self.device))
-        return found
