@@ -141,21 +141,19 @@ class Functions(Backend):
         if problem.dtype not in self._dtypes:
             known = ", ".join(map(str, self._dtypes))
             reasons.append(f"it was registered for {known}, not for {problem.dtype}".replace("torch.", ""))
-        for method in self.methods(outputs):
-            kernel = self._kernels.get(method)
-            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem))
+        kernel = self._kernels.get(method := self.method(outputs))
+        reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem))
         return [*filter(None, reasons)]
 
-    def methods(self, outputs: Outputs) -> tuple[Method, ...]:
-        """Return the functions that compute them: one for a pass alone goes before that with a mask."""
-        if outputs in self.sweeps:
-            return ("backward",)
-        masked = {*self.passes}.difference(self._kernels)
-        return tuple("backward" if p in masked else p for p in passes_of(outputs))
+    def method(self, outputs: Outputs) -> Method:
+        """Return the function that computes them: one for a pass alone goes before that with a mask."""
+        passes = passes_of(outputs)
+        alone = passes[0] if len(passes) == 1 else "backward"
+        return alone if alone in self._kernels or alone not in self.passes else "backward"
 
     def unsaid(self, output: Output) -> list[str]:
         """Return advice on options that were not given for the function that computes an output."""
-        method: Method = "backward" if output == "grad_bias" else self.methods((output,))[0]
+        method = self.method((output,))
         kernel, usual = self._kernels[method], arguments.USUAL[method]
         return [
             *["a kernel for some problems only says which: accepts=lambda p: p.ndim == 2"] * (kernel.accepts is None),
@@ -169,7 +167,7 @@ class Functions(Backend):
         return self._arithmetic
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        (method,), alone = self.methods(outputs), len(outputs) == 1
+        method, alone = self.method(outputs), len(outputs) == 1
         function, args, _ = self._kernels[method]
         read = OPERANDS[passes_of(outputs)[0]] if alone else SLOTS
         # The tensor that only the other gradient reads has no values.
@@ -246,7 +244,7 @@ class CustomBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         kernel = self.own.bind(problem, outputs)
-        what = self.own.methods(outputs)[0] if isinstance(self.own, Functions) else "+".join(outputs)
+        what = self.own.method(outputs) if isinstance(self.own, Functions) else "+".join(outputs)
 
         def stated(*operands: Tensor | None) -> Any:
             # A kernel is never differentiated: its derivatives are passes.
