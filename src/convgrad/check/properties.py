@@ -206,13 +206,12 @@ class PropertyCheck:
     @contextlib.contextmanager
     def parallel(self) -> Iterator[None]:
         """In this block PyTorch has ``threads`` threads."""
-        name = "the number of threads"
-        before = {name: torch.get_num_threads()}
-        restore({name: self.threads or before[name]})
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
         try:
             yield
         finally:
-            restore(before)
+            torch.set_num_threads(before)
 
     # ---- comparing -----------------------------------------------------------------------------
 
