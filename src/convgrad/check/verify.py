@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import Counter, deque
+from collections import Counter
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -100,11 +100,9 @@ class _Check:
             right = counted(self.passed[fewest]) + (f" of {fewest}" if len(self.outputs) > 1 else "")
             why = late if self.left else "it accepts no more that could be found"
             return f"not verified: {right} passed, {FLOOR} are needed; {why}{rest}"
-        return (
-            f"verified on {n} of {n + self.left} problems; {late}{rest}"
-            if self.left
-            else f"verified on {n} problems{rest}"
-        )
+        if self.left:
+            return f"verified on {n} of {n + self.left} problems; {late}{rest}"
+        return f"verified on {n} problems{rest}"
 
     def run(self) -> None:
         """Check the outputs in turn, problem by problem, until one fails or the time is over."""
@@ -119,11 +117,11 @@ class _Check:
                 for number, problems in enumerate(zip_longest(*queues)):
                     for output, problem in zip(self.outputs, problems, strict=True):
                         if problem is not None:
-                            self._check(number, output, problem)
+                            self._examine(number, output, problem)
             finally:
                 torch.set_num_threads(self.threads)
 
-    def _check(self, number: int, output: Output, problem: ConvProblem) -> None:
+    def _examine(self, number: int, output: Output, problem: ConvProblem) -> None:
         """Check one problem, if there is time for it."""
         large = is_large(problem) and (number > 0 or problem.flops > _MOST_WHOLE)
         expected = cost(problem) * self.took / self.cost if self.cost else 0.0
@@ -143,7 +141,7 @@ class _Check:
 
     def _ask(self, output: Output, problem: ConvProblem, *options: Any) -> Any:
         """Return the `answer` of the child, or of this process where there is none."""
-        heard, passed = deque([""], 1), self.passed.total()  # the first is the property that is being checked
+        heard, passed = [""], self.passed.total()  # the last that is heard is the property being checked
         try:
             if not self.alone:
                 patience = _PATIENCE if passed else _FIRST_PATIENCE
@@ -162,8 +160,14 @@ class _Check:
         output, problem, names, threads = request
         # Closed pages would end a process that is not a child.
         names = [name for name in names if not (self.alone and name == "pages")]
-        of, how = (self.backend, problem, output), {"device": self.device, "repeats": _REPEATS}
-        results = check_problem(*of, **how, threads=threads, properties=names, progress=say)
+        how: Any = {
+            "device": self.device,
+            "repeats": _REPEATS,
+            "threads": threads,
+            "properties": names,
+            "progress": say,
+        }
+        results = check_problem(self.backend, problem, output, **how)
         torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
         failures = [r for r in results if r.status == "failed"]
         return results, [*refusal.advice(self.backend, failures, _REPEATS)] if failures else []
