@@ -65,7 +65,7 @@ class PropertyCheck:
     """An output of a problem by a backend on a device: what every property is checked on.
 
     ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
-    ``calling``: called before each call of the backend, in any thread.
+    ``progress``: called with the name of a property before it is checked, and before each call of the backend.
     ``calls``: the outputs of each call that computes the output, alone and in sweeps; ``outputs``: those of the call
     that `run` makes.
     ``given``: shapes and strides of the last call's operands, in words.
@@ -79,16 +79,16 @@ class PropertyCheck:
     seed: int = 0
     repeats: int = 20
     threads: int = 0
-    calling: Callable[[], None] = lambda: None
+    progress: Callable[[str], object] = lambda name: None
+    name: str = field(default="", init=False)
     given: str = field(default="", init=False)
     worst: tuple[float, float] = field(default=(0.0, 0.0), init=False)
     _made: dict[object, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        calls = calls_of(self.backend, self.output)
-        self.calls = [
-            c for c in calls if not (self.problem.empty or self.backend.against(self.problem, c, self.device))
-        ]
+        asked = () if self.problem.empty else calls_of(self.backend, self.output)
+        self._against = {c: self.backend.against(self.problem, c, self.device) for c in asked}
+        self.calls = [call for call, reasons in self._against.items() if not reasons]
         self.outputs: Outputs = self.calls[0] if self.calls else ()
         #: Whether the dtype has real or complex numbers.
         self.rounds = self.problem.dtype.is_floating_point or self.problem.dtype.is_complex
@@ -107,9 +107,7 @@ class PropertyCheck:
         if p.empty:
             return ["backends are never given an empty problem"]
         if not self.calls:
-            alone = self.output in self.backend.passes
-            against = self.backend.against(p, (self.output,), self.device) if alone else []
-            return against or [f"it does not compute {self.output} of this problem"]
+            return self._against.get((self.output,)) or [f"it does not compute {self.output} of this problem"]
         try:  # operands that cannot even be allocated are no failure of a backend
             _ = [torch.empty(p.shape_of(slot), dtype=p.dtype, device=self.device) for slot in get_args(Slot)]
         except (RuntimeError, MemoryError):
@@ -118,7 +116,8 @@ class PropertyCheck:
 
     def outcome(self, name: str) -> Outcome:
         """Check a property of each call that it is for; what the backend raises is its failure, and the cause."""
-        self.worst = 0.0, 0.0
+        self.name, self.worst = name, (0.0, 0.0)
+        self.progress(name)
         try:
             for outputs in self.calls if name in EACH_CALL else self.calls[:1]:
                 self.outputs = outputs
@@ -162,7 +161,7 @@ class PropertyCheck:
         tensors = [prepare(self.backend, self.problem, operands[s].to(self.device)) for s in slots]
         given = (f"{s} {tuple(t.shape)} with strides {t.stride()}" for s, t in zip(slots, tensors, strict=True))
         self.given = ", ".join(given)
-        self.calling()
+        self.progress(self.name)
         return tensors
 
     # ---- calling the backend -------------------------------------------------------------------

@@ -86,13 +86,8 @@ def check_problem(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch was built without it
         raise ValueError(f"there is no device {device} here: {error}") from None
-    doing = ""
-
-    def said() -> None:
-        if progress is not None:
-            progress(doing)
-
-    check = PropertyCheck(backend, parsed(problem), output, torch.device(device), seed, repeats, threads, said)
+    check = PropertyCheck(backend, parsed(problem), output, torch.device(device), seed, repeats, threads)
+    check.progress = progress or check.progress
     results: list[CheckResult] = []
     failed: dict[str, str] = {}
 
@@ -104,12 +99,10 @@ def check_problem(
         found = outcome.status, message, outcome.worst, outcome.bound
         results.append(CheckResult(backend.name, check.problem, output, name, *found, seed, str(check.device), given))
 
-    reasons = check.reasons_against()
-    if reasons:
+    if reasons := check.reasons_against():
         add("usable", skipped("; ".join(reasons)))
-    for doing in names if not reasons else ():
-        said()
-        add(doing, check.outcome(doing))
+    for name in names if not reasons else ():
+        add(name, check.outcome(name))
     refused = [why for call in check.calls for why in backend.against(check.problem, call, check.device)]
     if backend.checks_itself and refused:  # since then PyTorch's kernels compute in its place
         add("usable", Outcome(f"it found itself wrong: {refused[0]}", inf))
