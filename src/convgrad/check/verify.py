@@ -160,8 +160,8 @@ class _Check:
         output, problem, names, threads = request
         # Closed pages would end a process that is not a child.
         names = [name for name in names if not (self.alone and name == "pages")]
-        of, how = (self.backend, problem, output), {"device": self.device, "repeats": _REPEATS}
-        results = check_problem(*of, **how, threads=threads, properties=names, progress=say)
+        how: Any = {"device": self.device, "repeats": _REPEATS, "threads": threads, "progress": say}
+        results = check_problem(self.backend, problem, output, properties=names, **how)
         torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
         failures = [r for r in results if r.status == "failed"]
         return results, [*refusal.advice(self.backend, failures, _REPEATS)] if failures else []
