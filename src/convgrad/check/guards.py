@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -60,10 +59,8 @@ def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
     """Return a copy between two closed pages, where a read is a crash; one borders on its last byte, or on its first.
 
     Raises:
-        NotImplementedError: this system has no mprotect.
+        OSError: the pages cannot be closed.
     """
-    if os.name != "posix":
-        raise NotImplementedError("this system has no mprotect")
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     page, size = mmap.PAGESIZE, extent * tensor.dtype.itemsize
     middle = -(-size // page) * page
@@ -72,7 +69,7 @@ def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
     libc = ctypes.CDLL(None, use_errno=True)
     for closed in (start, start + page + middle):
         if libc.mprotect(ctypes.c_void_p(closed), ctypes.c_size_t(page), 0):
-            raise NotImplementedError(f"mprotect: {os.strerror(ctypes.get_errno())}")
+            raise OSError(ctypes.get_errno(), "mprotect failed")
     offset = page + (middle - size if at_end else 0)
     whole = torch.frombuffer(memory, dtype=tensor.dtype, count=extent, offset=offset)
     return whole.as_strided(tensor.shape, tensor.stride()).copy_(tensor)

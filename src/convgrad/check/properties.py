@@ -430,10 +430,6 @@ def _same_bits(a: Tensor, b: Tensor, what: str) -> None:
         raise Outcome(f"{what} gave other bits than the first one in {differing} bytes", differing)
 
 
-#: The operand that a NaN is put into: the one that is read with a border, so that exactly its readers become NaN.
-_SPOILED: Final[dict[Pass, Slot]] = {"forward": "input", "grad_input": "grad_output", "grad_weight": "input"}
-
-
 def nonfinite(check: PropertyCheck) -> None:
     """A NaN or an infinity reaches exactly the elements that read it; one of the operand without a border may also
     reach those where it meets padding.
@@ -443,7 +439,8 @@ def nonfinite(check: PropertyCheck) -> None:
         raise skipped(_ONLY_A_SUM)
     if not p.dtype.is_floating_point:
         raise skipped("only real numbers have a NaN and an infinity of their own")
-    operands, bordered = check.reals(), _SPOILED[pass_]
+    # The operand that is read with a border: exactly the readers of its NaN become NaN.
+    operands, bordered = check.reals(), "grad_output" if pass_ == "grad_input" else "input"
     (other,) = {*OPERANDS[pass_]} - {bordered}
     for slot, value, part in ((bordered, nan, 1.0), (bordered, inf, 0.5), (other, nan, 0.5), (other, -inf, 1.0)):
         shape = operands[slot].shape
@@ -492,14 +489,14 @@ def workspace(check: PropertyCheck) -> None:
 
 def pages(check: PropertyCheck) -> None:
     """It reads nothing before the start and after the end of its operands: the pages there are closed."""
-    if check.device.type != "cpu":
-        raise skipped("only pages of the CPU's memory can be closed")
+    if check.device.type != "cpu" or os.name != "posix":
+        raise skipped("only pages of the CPU's memory can be closed, by mprotect")
     operands, slots = check.integers(), slots_of(check.passes)
     for at_end in (True, False):
         try:
             tensors = zip(slots, check.prepared(operands, slots), strict=True)
             closed: Operands = {slot: paged_copy(t, at_end=at_end) for slot, t in tensors}
-        except NotImplementedError as e:
+        except OSError as e:
             raise skipped(str(e)) from None
         where = f"closed pages {'after' if at_end else 'before'} its operands"
         check.compare(check.run(closed), operands, where=where)
