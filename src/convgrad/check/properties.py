@@ -493,8 +493,8 @@ def pages(check: PropertyCheck) -> None:
         raise skipped("only pages of the CPU's memory can be closed, by mprotect")
     operands, slots = check.integers(), slots_of(check.passes)
     for at_end in (True, False):
+        tensors = zip(slots, check.prepared(operands, slots), strict=True)
         try:
-            tensors = zip(slots, check.prepared(operands, slots), strict=True)
             closed: Operands = {slot: paged_copy(t, at_end=at_end) for slot, t in tensors}
         except OSError as e:
             raise skipped(str(e)) from None
