@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, operand_format
+from ..backends import BOTH_GRADIENTS, Arithmetic, Backend, Kernel, operand_format
 from ..engine import SLOTS, thread
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of, sum_of_bias
@@ -23,11 +23,9 @@ Accepts = Callable[[ConvProblem], "bool | str"]
 #: The reason against a problem where ``accepts`` gives none; the values that it read follow.
 NO = "its accepts says no"
 
-#: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
-_SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
-
-#: What a `CustomBackend` answers as the backend of the user's does.
-_METHODS_OF_ITS_OWN = ("workspace", "fuses_bias", "arithmetic", "kernel_name")
+#: What a `CustomBackend` states and answers as the backend of the user's does.
+_AS_ITS_OWN = ("deterministic", "capture_safe", "padding_modes", "states_workspace")
+_AS_ITS_OWN += ("workspace", "fuses_bias", "arithmetic", "kernel_name")
 
 
 def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
@@ -129,7 +127,7 @@ class Functions(Backend):
         vars(self).update(stated)
         masked = ("grad_input", "grad_weight") if "backward" in kernels else ()  # a mask may ask for one of them
         self.passes = tuple(p for p in PASSES if p in kernels or p in masked)
-        self.sweeps = _SWEEPS if "backward" in kernels else ()
+        self.sweeps = BOTH_GRADIENTS[:2] if "backward" in kernels else ()  # those of a plain convolution
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
         #: What they consist of, for a digest: whatever their name is.
         self.parts = (self._kernels, dtypes, arithmetic, sorted(stated.items()))
@@ -174,9 +172,8 @@ class Functions(Backend):
         made = {str(t): problem.shape_of(t) for t in SLOTS if method == "backward" and t not in read}
         made |= {"out": problem.result_shape(outputs[0])} if "out" in args else {}
         given = (*read, *["bias"] * (method == "forward"))
-        names = (*given, *made)
-        values = arguments.values(args, problem, outputs)
-        where = [names.index(a) if isinstance(a, str) and a in names else None for a in args]
+        tensors, values = (*given, *made), arguments.values(args, problem, outputs)
+        where = [tensors.index(a) if isinstance(a, str) and a in tensors else None for a in args]
         layout = operand_format(self, problem) or problem.memory_format
         which = [gradient_outputs(False).index(output) for output in outputs if method == "backward"]
 
@@ -221,7 +218,7 @@ class CustomBackend(Backend):
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
         self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
         self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
-        for stated in ("deterministic", "capture_safe", "padding_modes", "states_workspace", *_METHODS_OF_ITS_OWN):
+        for stated in _AS_ITS_OWN:
             setattr(self, stated, getattr(own, stated))
 
     def remark(self, outputs: Outputs) -> str:
