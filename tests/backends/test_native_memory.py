@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.backends import native
-from convgrad.check.guards import guarded_copy
+from convgrad.check.guards import Guarded
 from convgrad.problem import ConvProblem, Output
 
 from .native_cases import BACKEND, any_problem, everything, operands, reference
@@ -31,7 +31,7 @@ FEW = (torch.float32, torch.bfloat16)
 @settings(max_examples=60)
 @given(p=any_problem(FEW))
 def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
-    tensors = [guarded_copy(x).tensor for x in operands(p, 1)]
+    tensors = [Guarded(x).tensor for x in operands(p, 1)]
     for name, result in everything(p, *tensors):
         assert not result.isnan().any(), name
 

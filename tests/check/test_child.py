@@ -120,15 +120,10 @@ def test_a_child_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
         asked(lambda _: 1)
 
 
-def test_a_library_that_ends_every_fork() -> None:
-    """As numba does once its parallel loops have run in the parent."""
-    with pytest.raises(NoChild, match="does not run in a fork"):
-        asked(lambda _: signal.raise_signal(signal.SIGTERM))
-
-
-def test_a_library_that_ends_every_fork_of_a_process_that_handles_the_signal() -> None:
-    """As programs on a cluster do, to store what they have computed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None], ids=["default", "handled"])
+def test_a_library_that_ends_every_fork(handler: Any) -> None:
+    """As numba does once its parallel loops have run in the parent; a program on a cluster may handle the signal."""
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         with pytest.raises(NoChild, match="does not run in a fork"):
             asked(lambda _: signal.raise_signal(signal.SIGTERM), 5)

@@ -69,3 +69,12 @@ def test_what_is_known_to_be_wrong_in_the_smaller_one_does_not_run() -> None:
 
     wrong = around(ReferenceBackend, lambda *_: pytest.fail("computed"), wrong_here=wrong_here)
     assert first_look(wrong, ConvProblem.parse(LARGE[0]), ("forward",), torch.device("cpu")) == ""
+
+
+def test_that_there_is_no_memory_is_raised_and_no_finding() -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    p = ConvProblem.parse("mb2ic8ih9oc8kh3")
+    with pytest.raises(torch.OutOfMemoryError):
+        first_look(around(ReferenceBackend, lambda *_: full), p, ("forward",), torch.device("cpu"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convgrad.check import check_problem
-from convgrad.check.guards import PeakMemory, Poison, guarded_copy, settings
+from convgrad.check.guards import Guarded, PeakMemory, Poison, settings
 
 from .broken import TEXT, Broken
 
@@ -30,7 +30,7 @@ def test_watching_memory() -> None:
     assert not poison.overstepped()
     fresh.as_strided((1,), (1,), fresh.storage_offset() + 10).fill_(0)
     assert poison.overstepped()
-    guard = guarded_copy(torch.ones(3, 4, 5).transpose(0, 2), shift=1)
+    guard = Guarded(torch.ones(3, 4, 5).transpose(0, 2), shift=1)
     assert guard.tensor.shape == (5, 4, 3)
     assert guard.tensor.data_ptr() % 8 == 4
     assert not guard.overstepped()

@@ -95,22 +95,17 @@ def test_layouts() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_accepts_that_raises_says_no() -> None:
-    backend = convgrad.register("mine", forward=forward, accepts=lambda p: p.kernel_size[1] == 3, verify=False)
-    one = ConvProblem.parse("ic2iw9oc2kw3")
-    reasons = backend.reasons_against(one, ("forward",), torch.device("cpu"))
-    assert reasons == ["its accepts raised IndexError: tuple index out of range"]
-
-
-def test_accepts_that_reads_nothing() -> None:
-    backend = convgrad.register("mine", forward=forward, accepts=lambda p: False, verify=False)
-    assert backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu")) == ["its accepts says no"]
-
-
-def test_accepts_that_returns_nothing() -> None:
-    backend = convgrad.register("mine", forward=forward, accepts=lambda p: None, verify=False)  # pyright: ignore[reportArgumentType]
-    reasons = backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu"))
-    assert reasons == ["its accepts returned None, neither True nor False nor a reason"]
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda p: p.kernel_size[1] == 3, "its accepts raised IndexError: tuple index out of range"),
+        (lambda p: False, "its accepts says no"),
+        (lambda p: None, "its accepts returned None, neither True nor False nor a reason"),
+    ],
+)
+def test_accepts_that_raises_reads_nothing_or_returns_nothing(answer: Any, reason: str) -> None:
+    backend = convgrad.register("mine", forward=forward, accepts=answer, verify=False)
+    assert backend.reasons_against(ConvProblem.parse("ic2iw9oc2kw3"), ("forward",), torch.device("cpu")) == [reason]
 
 
 def test_dtypes() -> None:

@@ -336,9 +336,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the kernels that were checked; all are right, and a check finds 40 problems and has time for 35."""
     names: list[str] = []
 
-    def run(check: Any) -> Any:
+    def run(check: Any) -> None:
         names.append(check.backend.name)
-        return verify._Result(Counter(forward=35), 5)
+        check.passed, check.left = Counter(forward=35), 5
 
     monkeypatch.setattr(verify._Check, "run", run)
     monkeypatch.setattr(speed, "measure", lambda *_: ())

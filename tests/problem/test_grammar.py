@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from convgrad.problem import ConvProblem
 from convgrad.problem.grammar import format_problem, read_problem_file
-from convgrad.testing import default_problems, problems
+from convgrad.testing import problems
 
 parse = ConvProblem.parse
 ALL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64, torch.complex64)
@@ -224,23 +224,3 @@ def test_lines_instead_of_a_file() -> None:
     problem = found[0][1]
     assert isinstance(problem, ConvProblem)
     assert (problem.name, problem.dtype, problem.origin) == ("two words", torch.float64, "transposed")
-
-
-def test_default_problems_cover_what_they_promise() -> None:
-    found = list(default_problems())
-    assert {p.ndim for p in found} == {1, 2, 3}
-    assert {p.dtype for p in found} == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
-    for what in (
-        lambda p: p.batch == 1,
-        lambda p: p.ndim == 2 and p.input_size[0] != p.input_size[1],
-        lambda p: any(n % 8 for n in p.input_size),
-        lambda p: 2 in p.stride,
-        lambda p: max(p.dilation) > 1,
-        lambda p: p.depthwise and p.out_channels > p.in_channels,
-        lambda p: not p.symmetric,
-        lambda p: p.transposed,
-        lambda p: p.channels_last,
-        lambda p: p.pointwise,
-        lambda p: 1 < p.groups < p.in_channels,
-    ):
-        assert any(what(p) for p in found)

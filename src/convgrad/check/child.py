@@ -62,7 +62,7 @@ def why_not_in_child() -> str:
     return "a daemonic process has no children" if multiprocessing.current_process().daemon else ""
 
 
-class Child:
+class Child(contextlib.AbstractContextManager["Child"]):
     """A process in which a function answers requests; it is started again when it has died.
 
     In a forked child the function may be anything; a spawned one imports its module, and prints nothing.
@@ -123,31 +123,27 @@ class Child:
     def _started(self) -> tuple[Connection, Any]:
         """Return a child that computes; one that inherits a lock of a thread that is gone is replaced."""
         context: Any = multiprocessing.get_context(self._method)
+        fork, failed = self._method == "fork", f"a {self._method} of this process does not start"
         for _ in range(_ATTEMPTS):
             try:
-                pipe, _child = self._running = self._begun(context)
+                pipe, inner = context.Pipe()
+                self._trace = tempfile.TemporaryFile("w+") if fork else None  # noqa: SIM115 (`close` closes it)
+                args = (self._answer, inner, *((pipe, self._trace) if fork else ()))
+                child = context.Process(target=_serve, args=args, daemon=not fork)  # which could have no children
+                with _starting, warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
+                    child.start()
             except OSError as error:  # no memory, no process, no file
                 self.close()
-                raise NoChild(f"a {self._method} of this process does not start: {error}") from None
+                raise NoChild(f"{failed}: {error}") from None
+            inner.close()
+            self._running = pipe, child
             if pipe.poll(_START[self._method]):
                 with contextlib.suppress(EOFError):
                     pipe.recv()
                     return self._running
             self.close()
-        raise NoChild(f"a {self._method} of this process does not start")
-
-    def _begun(self, context: Any) -> tuple[Connection, Any]:
-        """Start a process; return the end of its pipe that is ours, and the process."""
-        pipe, inner = context.Pipe()
-        fork = self._method == "fork"
-        self._trace = tempfile.TemporaryFile("w+") if fork else None  # noqa: SIM115 (`close` closes it)
-        args = (self._answer, inner, *((pipe, self._trace) if fork else ()))
-        child = context.Process(target=_serve, args=args, daemon=not fork)  # which could have no children
-        with _starting, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
-            child.start()
-        inner.close()
-        return pipe, child
+        raise NoChild(failed)
 
     def close(self) -> None:
         """End the child."""
@@ -159,9 +155,6 @@ class Child:
         if self._trace is not None:
             self._trace.close()
         self._running = self._trace = None
-
-    def __enter__(self) -> Child:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

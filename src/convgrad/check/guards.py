@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,41 +39,28 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 
 
 class Guarded:
-    """A ``tensor`` like another one, inside poisoned memory that may not be touched."""
+    """A copy of a ``tensor``, or poison, between poisoned margins, ``shift`` elements off an aligned start."""
 
-    def __init__(self, like: Tensor, shift: int = 0) -> None:
+    def __init__(self, like: Tensor, shift: int = 0, *, filled: bool = True) -> None:
         extent = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
         start = _MARGIN + shift
-        self._whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
-        self._first, self._end = (n * like.dtype.itemsize for n in (start, start + extent))  # bytes
-        self.tensor = self._whole.as_strided(like.shape, like.stride(), start)
-
-    def bytes(self) -> Tensor:
-        """Return a copy of every byte, margins included."""
-        return self._whole.view(torch.uint8).clone()
+        whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
+        self._margins = whole[:start], whole[start + extent :]
+        self.tensor = whole.as_strided(like.shape, like.stride(), start)
+        if filled:
+            self.tensor.copy_(like)
 
     def overstepped(self) -> bool:
         """Whether a margin was written."""
-        mine, fresh = (t.view(torch.uint8) for t in (self._whole, poison_(torch.empty_like(self._whole))))
-        ends = slice(0, self._first), slice(self._end, None)
-        return not all(torch.equal(mine[e], fresh[e]) for e in ends)
-
-
-def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
-    """Return a copy with the same strides, ``shift`` elements off an aligned start."""
-    guard = Guarded(tensor, shift)
-    guard.tensor.copy_(tensor)
-    return guard
+        return not all(torch.equal(raw_bytes(m), raw_bytes(poison_(torch.empty_like(m)))) for m in self._margins)
 
 
 def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
     """Return a copy between two closed pages, where a read is a crash; one borders on its last byte, or on its first.
 
     Raises:
-        NotImplementedError: this system has no mprotect.
+        OSError: the pages cannot be closed.
     """
-    if os.name != "posix":
-        raise NotImplementedError("this system has no mprotect")
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     page, size = mmap.PAGESIZE, extent * tensor.dtype.itemsize
     middle = -(-size // page) * page
@@ -83,7 +69,7 @@ def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
     libc = ctypes.CDLL(None, use_errno=True)
     for closed in (start, start + page + middle):
         if libc.mprotect(ctypes.c_void_p(closed), ctypes.c_size_t(page), 0):
-            raise NotImplementedError(f"mprotect: {os.strerror(ctypes.get_errno())}")
+            raise OSError(ctypes.get_errno(), "mprotect failed")
     offset = page + (middle - size if at_end else 0)
     whole = torch.frombuffer(memory, dtype=tensor.dtype, count=extent, offset=offset)
     return whole.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
@@ -106,23 +92,19 @@ class Poison(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTY and result.layout is torch.strided and result.numel() and not result.is_meta:
-            self._guards.append(Guarded(result))
+            self._guards.append(Guarded(result, filled=False))
             return self._guards[-1].tensor
         return result
 
 
 class PeakMemory(DispatchMode):
-    """Records the most bytes that PyTorch's operators had allocated at one time."""
+    """Records the most bytes that PyTorch's operators had allocated at one time, without those of ``known`` tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *known: Tensor | None) -> None:
         super().__init__()
         self.peak = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._known: set[int] = set()
-
-    def ignore(self, *tensors: Tensor) -> None:
-        """Do not count tensors that were there before."""
-        self._known.update(t.untyped_storage()._cdata for t in tensors)
+        self._known = {t.untyped_storage()._cdata for t in known if t is not None}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -234,15 +234,11 @@ def _change(rng: random.Random, p: ConvProblem) -> dict[str, Any]:
         {"dilation": dilation, "padding": same_padding(p.kernel_size, dilation)},
         {"padding": _each(rng, p.padding, ((0, 0), (one, one), (one, one), (one, other)))},
         {"padding": same_padding(p.kernel_size, p.dilation)},
-        *[_change_of_dtype(rng)] * 2,
+        *[{"dtype": rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS)}] * 2,
         {"memory_format": torch.contiguous_format if p.channels_last else channels_last_of(p.ndim)},
         {"origin": "plain" if p.transposed else "transposed"},
         {"has_bias": not p.has_bias},
     ))  # fmt: skip
-
-
-def _change_of_dtype(rng: random.Random) -> dict[str, Any]:
-    return {"dtype": rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS)}
 
 
 def _layer(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
@@ -260,7 +256,7 @@ def _layer(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
         dilation=dilation,
         padding=rng.choice((same_padding(kernel, dilation), causal, ((0, 0),) * p.ndim)),
         **{name: (size,) * p.ndim for name, size in sizes.items()},
-        **_change_of_dtype(rng),
+        dtype=rng.choice(FLOATS if rng.random() < 0.8 else _OTHERS),
     )
 
 

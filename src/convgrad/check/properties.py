@@ -26,8 +26,8 @@ from ..engine import SLOTS, prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length, unit_roundoff
-from .guards import Guarded, PeakMemory, Poison, guarded_copy, paged_copy, raw_bytes, restore, settings
-from .loading import is_foreign
+from .guards import Guarded, PeakMemory, Poison, paged_copy, raw_bytes, restore, settings
+from .loading import foreign_frames, is_foreign
 from .operands import Operands, exact_limit, integer_operands, magnitude, real_operands, reference, slots_of, structural
 from .problem_set import changed
 from .results import Status
@@ -41,7 +41,7 @@ _ONLY_A_SUM = "the gradient of a bias is only a sum"
 
 
 class Outcome(Exception):  # noqa: N818 (it is an outcome)
-    """A property that did not pass: its status, how far off the backend is, and how far it may be."""
+    """The end of a property, raised where it did not pass: its status, how far off the backend is, and may be."""
 
     def __init__(self, message: str, worst: float = 1.0, bound: float = 0.0, status: Status = "failed") -> None:
         super().__init__(message)
@@ -52,11 +52,6 @@ class Outcome(Exception):  # noqa: N818 (it is an outcome)
 def skipped(reason: str) -> Outcome:
     """Return the outcome where there is nothing to check."""
     return Outcome(reason, worst=0.0, status="skipped")
-
-
-def described(error: BaseException) -> str:
-    """Return an error of a backend in words; a refusal of what a kernel returned is its own message."""
-    return str(error) if isinstance(error, (BackendError, Outcome)) else f"it raised {type(error).__name__}: {error}"
 
 
 def calls_of(backend: Backend, output: Output | None = None) -> list[Outputs]:
@@ -70,7 +65,7 @@ class PropertyCheck:
     """An output of a problem by a backend on a device: what every property is checked on.
 
     ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
-    ``calling``: called before each call of the backend, in any thread.
+    ``progress``: called with the name of a property before it is checked, and before each call of the backend.
     ``calls``: the outputs of each call that computes the output, alone and in sweeps; ``outputs``: those of the call
     that `run` makes.
     ``given``: shapes and strides of the last call's operands, in words.
@@ -84,16 +79,16 @@ class PropertyCheck:
     seed: int = 0
     repeats: int = 20
     threads: int = 0
-    calling: Callable[[], None] = lambda: None
+    progress: Callable[[str], object] = lambda name: None
+    name: str = field(default="", init=False)
     given: str = field(default="", init=False)
     worst: tuple[float, float] = field(default=(0.0, 0.0), init=False)
     _made: dict[object, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        calls = calls_of(self.backend, self.output)
-        self.calls = [
-            c for c in calls if not (self.problem.empty or self.backend.against(self.problem, c, self.device))
-        ]
+        asked = () if self.problem.empty else calls_of(self.backend, self.output)
+        self._against = {c: self.backend.against(self.problem, c, self.device) for c in asked}
+        self.calls = [call for call, reasons in self._against.items() if not reasons]
         self.outputs: Outputs = self.calls[0] if self.calls else ()
         #: Whether the dtype has real or complex numbers.
         self.rounds = self.problem.dtype.is_floating_point or self.problem.dtype.is_complex
@@ -112,14 +107,33 @@ class PropertyCheck:
         if p.empty:
             return ["backends are never given an empty problem"]
         if not self.calls:
-            alone = self.output in self.backend.passes
-            against = self.backend.against(p, (self.output,), self.device) if alone else []
-            return against or [f"it does not compute {self.output} of this problem"]
+            return self._against.get((self.output,)) or [f"it does not compute {self.output} of this problem"]
         try:  # operands that cannot even be allocated are no failure of a backend
             _ = [torch.empty(p.shape_of(slot), dtype=p.dtype, device=self.device) for slot in get_args(Slot)]
         except (RuntimeError, MemoryError):
             return [f"there is no memory for {p.least_bytes:,} bytes of operands"]
         return []
+
+    def outcome(self, name: str) -> Outcome:
+        """Check a property of each call that it is for; what the backend raises is its failure, and the cause."""
+        self.name, self.worst = name, (0.0, 0.0)
+        self.progress(name)
+        try:
+            for outputs in self.calls if name in EACH_CALL else self.calls[:1]:
+                self.outputs = outputs
+                ALL_PROPERTIES[name](self)
+        except Outcome as e:
+            swept = e.status != "skipped" and len(self.outputs) > 1
+            return Outcome(f"{e}, in the sweep {self.outputs}", e.worst, e.bound, e.status) if swept else e
+        except (Exception, SystemExit) as e:
+            # What a kernel returned is refused in its own words; else a user's line before one of Triton's or numba's.
+            what = str(e) if isinstance(e, BackendError) else f"it raised {type(e).__name__}: {e}"
+            frames = sorted(foreign_frames(e), key=lambda frame: "-packages" not in frame.filename)
+            where = "".join(f" ({f.filename}:{f.lineno})" for f in frames[-1:])
+            failed = Outcome(what + where, inf)
+            failed.__cause__ = e
+            return failed
+        return Outcome("", *self.worst, "passed")
 
     # ---- operands ------------------------------------------------------------------------------
 
@@ -147,7 +161,7 @@ class PropertyCheck:
         tensors = [prepare(self.backend, self.problem, operands[s].to(self.device)) for s in slots]
         given = (f"{s} {tuple(t.shape)} with strides {t.stride()}" for s, t in zip(slots, tensors, strict=True))
         self.given = ", ".join(given)
-        self.calling()
+        self.progress(self.name)
         return tensors
 
     # ---- calling the backend -------------------------------------------------------------------
@@ -191,13 +205,12 @@ class PropertyCheck:
     @contextlib.contextmanager
     def parallel(self) -> Iterator[None]:
         """In this block PyTorch has ``threads`` threads."""
-        name = "the number of threads"
-        before = {name: torch.get_num_threads()}
-        restore({name: self.threads or before[name]})
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
         try:
             yield
         finally:
-            restore(before)
+            torch.set_num_threads(before)
 
     # ---- comparing -----------------------------------------------------------------------------
 
@@ -310,7 +323,7 @@ def memory(check: PropertyCheck) -> None:
 
 def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
     """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned."""
-    guards = {slot: guarded_copy(t, shift) for slot, t in check.placed(operands).items()}
+    guards = {slot: Guarded(t, shift) for slot, t in check.placed(operands).items()}
     watched = [_watched(slot, guard) for slot, guard in guards.items()]
     state = settings(random=check.backend.deterministic)
     try:
@@ -329,20 +342,19 @@ def _guarded(check: PropertyCheck, operands: Operands, shift: int) -> Tensor:
 
 def _watched(name: str, guard: Guarded) -> Callable[[], None]:
     """Return a function that raises an `Outcome` where an operand, or what lies beside it, has changed since now."""
-    content, header = guard.bytes(), _header(guard.tensor)
+
+    def header() -> tuple[Any, ...]:  # it shows a resize, and what was written and put back (autograd counts writes)
+        return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
     def look() -> None:
-        if header != _header(guard.tensor) or not torch.equal(guard.bytes(), content):
+        if header() != before or guard.overstepped() or not torch.equal(raw_bytes(tensor), content):
             raise Outcome(f"it wrote into {name}, or just outside of it")
-        if guard.tensor.requires_grad:
+        if tensor.requires_grad:
             raise Outcome(f"it changed {name}: it requires gradients now")
 
+    tensor = guard.tensor
+    before, content = header(), raw_bytes(tensor)
     return look
-
-
-def _header(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what shows that a tensor was resized, or written and put back (autograd counts writes)."""
-    return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 
 def layouts(check: PropertyCheck) -> None:
@@ -384,7 +396,7 @@ def bias(check: PropertyCheck) -> None:
     if check.rounds:
         added = (added - 30).to(torch.float64) / 7  # sevenths use all bits of the dtype
     added, operands = (added + 1).to(p.dtype), check.reals()
-    guard = guarded_copy(added.to(check.device))
+    guard = Guarded(added.to(check.device))
     look = _watched("bias", guard)
     result = check.run(operands, guard.tensor)
     look()
@@ -418,10 +430,6 @@ def _same_bits(a: Tensor, b: Tensor, what: str) -> None:
         raise Outcome(f"{what} gave other bits than the first one in {differing} bytes", differing)
 
 
-#: The operand that a NaN is put into: the one that is read with a border, so that exactly its readers become NaN.
-_SPOILED: Final[dict[Pass, Slot]] = {"forward": "input", "grad_input": "grad_output", "grad_weight": "input"}
-
-
 def nonfinite(check: PropertyCheck) -> None:
     """A NaN or an infinity reaches exactly the elements that read it; one of the operand without a border may also
     reach those where it meets padding.
@@ -431,7 +439,8 @@ def nonfinite(check: PropertyCheck) -> None:
         raise skipped(_ONLY_A_SUM)
     if not p.dtype.is_floating_point:
         raise skipped("only real numbers have a NaN and an infinity of their own")
-    operands, bordered = check.reals(), _SPOILED[pass_]
+    # The operand that is read with a border: exactly the readers of its NaN become NaN.
+    operands, bordered = check.reals(), "grad_output" if pass_ == "grad_input" else "input"
     (other,) = {*OPERANDS[pass_]} - {bordered}
     for slot, value, part in ((bordered, nan, 1.0), (bordered, inf, 0.5), (other, nan, 0.5), (other, -inf, 1.0)):
         shape = operands[slot].shape
@@ -462,8 +471,7 @@ def workspace(check: PropertyCheck) -> None:
         raise skipped("a function declares no workspace")
     p = check.problem
     arguments = check.arguments(check.integers())
-    with PeakMemory() as watch:
-        watch.ignore(*(t for t in arguments if t is not None))
+    with PeakMemory(*arguments) as watch:
         results = check.kernel()(*arguments)
     storages = [t.untyped_storage() for t in tree_leaves(results)]
     used, allowed = watch.peak - sum({s.data_ptr(): s.nbytes() for s in storages}.values()), _SLACK
@@ -481,14 +489,14 @@ def workspace(check: PropertyCheck) -> None:
 
 def pages(check: PropertyCheck) -> None:
     """It reads nothing before the start and after the end of its operands: the pages there are closed."""
-    if check.device.type != "cpu":
-        raise skipped("only pages of the CPU's memory can be closed")
+    if check.device.type != "cpu" or os.name != "posix":
+        raise skipped("only pages of the CPU's memory can be closed, by mprotect")
     operands, slots = check.integers(), slots_of(check.passes)
     for at_end in (True, False):
+        tensors = zip(slots, check.prepared(operands, slots), strict=True)
         try:
-            tensors = zip(slots, check.prepared(operands, slots), strict=True)
             closed: Operands = {slot: paged_copy(t, at_end=at_end) for slot, t in tensors}
-        except NotImplementedError as e:
+        except OSError as e:
             raise skipped(str(e)) from None
         where = f"closed pages {'after' if at_end else 'before'} its operands"
         check.compare(check.run(closed), operands, where=where)

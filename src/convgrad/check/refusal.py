@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from ..problem import ConvProblem, Output
 from ..tables import counted
 from .loading import loading
-from .problem_set import in_layouts
-from .properties import ALL_PROPERTIES
-from .results import CheckResult, Status
+from .problem_set import default_problems, in_layouts, real_layers
+from .properties import ALL_PROPERTIES, calls_of
+from .results import CheckResult
 from .suite import check_problem
-from .user_backend import NO, CustomBackend, Functions
+from .user_backend import NO, CustomBackend, Functions, without_values
 
 #: How many of the properties that a problem lacks are shown.
 _SHOWN = 3
@@ -47,13 +49,19 @@ _ROUNDING = (
 )
 
 
-def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[tuple[str, int]], device: str) -> str:
+def nothing_accepted(backend: CustomBackend, output: Output, device: str) -> str:
+    reasons = Counter[str]()
+    for p in (*default_problems(), *real_layers()):
+        against = backend.against(p, calls_of(backend, output)[0], torch.device(device))
+        # What it was registered for is said where nothing else is in the way: the user knows that.
+        other = [r for r in against if not r.startswith("it was registered for")]
+        reasons.update(map(without_values, other or against))
     lines = [
         f"{backend.name!r} cannot be verified: no problem was found that its {output} accepts on {device}; "
         'name some that it does, problems=["g32mb1ic32ih112oc32kh3ph1"]',
-        *(f"  {reason} ({n:,} times)" for reason, n in reasons),
+        *(f"  {reason} ({n:,} times)" for reason, n in reasons.most_common(5)),
     ]
-    if all(reason == NO for reason, _ in reasons):
+    if {*reasons} == {NO}:
         lines.append(
             "  padding is a pair for each dimension, p.padding == ((1, 1), (1, 1)) in 2-D; kernel_size, stride and "
             "dilation are tuples, (3, 3)"
@@ -61,10 +69,8 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
     return "\n".join(lines)
 
 
-def lost(name: str, output: Output, problem: ConvProblem | None, passed: int, property_name: str, how: str) -> str:
-    """Return the message for a kernel that crashed or hung; without a problem, while one was searched for."""
-    if problem is None:
-        return f"{name!r} is refused: its accepts, called for {output}, {how}"
+def lost(name: str, output: Output, problem: ConvProblem, passed: int, property_name: str, how: str) -> str:
+    """Return the message for a kernel that crashed or hung."""
     meaning = " ".join((ALL_PROPERTIES[property_name].__doc__ or "").split())
     hints = [f"the property being checked, {property_name}: {meaning}"]
     hints += [] if problem.dtype == torch.float32 else [_DTYPES]
@@ -116,16 +122,14 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
 
 def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) -> str:
     """Return the layout in which the problem passes, of two that the backend takes; empty if there is none."""
-    p, both = failure.problem, ("contiguous", "channels_last")
-    if p.ndim == 1 or not {*both} <= {*backend.layouts}:
+    p = failure.problem
+    if p.ndim == 1 or not {"contiguous", "channels_last"} <= {*backend.layouts}:
         return ""
-    right, wrong = [*in_layouts(p)][:: 1 if p.channels_last else -1]
+    right, wrong = in_layouts(p)[:: 1 if p.channels_last else -1]
 
-    def status(q: ConvProblem, *names: str) -> Status:
-        results = check_problem(backend, q, failure.output, device=failure.device, repeats=repeats, properties=names)
-        return max((r.status for r in results), key=lambda s: s == "failed")
+    def passes(q: ConvProblem, *more: str) -> bool:
+        how: Any = {"device": failure.device, "repeats": repeats, "properties": (failure.property_name, *more)}
+        return {r.status for r in check_problem(backend, q, failure.output, **how)} == {"passed"}
 
     # Each twice, and the right one for later calls too: a kernel that fails now and then is not told of layouts.
-    only = failure.property_name
-    found = [s for _ in range(2) for s in (status(right, only, "again"), status(wrong, only))]
-    return both[not p.channels_last] if found == ["passed", "failed"] * 2 else ""
+    return right.layout if all(passes(right, "again") and not passes(wrong) for _ in range(2)) else ""

@@ -8,8 +8,8 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import torch
@@ -144,25 +144,11 @@ def unregister(name: str) -> None:
         _mark_graphs()
 
 
-@dataclass
-class Registration:
+class Registration(SimpleNamespace):
     """The options of `register`, checked when they are given."""
 
-    name: str
-    args: Any
-    accepts: Any
-    layouts: Any
-    devices: Any
-    dtypes: Any
-    deterministic: bool
-    capture_safe: bool
-    arithmetic: Arithmetic
-    prefer: Prefer
-    verify: bool
-    seconds: float
-    problems: Any
-
-    def __post_init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         for option in ("layouts", "dtypes", "problems", *["devices"] * (self.devices is not None)):
             setattr(self, option, as_tuple(option, getattr(self, option)))
         self.problems = [*map(parsed, self.problems)]
@@ -196,7 +182,6 @@ class Registration:
         with without_autocast():  # the engine calls kernels below autocast, too
             self.check(backend := self.backend(what))
         with _lock:
-            _check_name(self.name)
             source = loaded.source if (loaded := loading.get()) else None
             preferred, candidate = self.prefer is True, self.prefer == "measured"
             registry.register(backend, preferred=preferred, candidate=candidate, source=source)
@@ -220,7 +205,14 @@ class Registration:
                 args, accepts = (o.get(method) if isinstance(o, Mapping) else o for o in (self.args, self.accepts))
                 kernels[method] = UserKernel(function, arguments.check(function, args, method), accepts)
             own = Functions(self.name, kernels, **options)
-        return CustomBackend(self.name, own, self.devices, self.prefer, self.problems)
+        made = CustomBackend(self.name, own, self.devices, self.prefer, self.problems)
+        what = f"class {type(own).__name__}"
+        for option, stated, known in (("passes", made.passes, PASSES), ("sweeps", made.sweeps, BOTH_GRADIENTS)):
+            if unknown := [one for one in stated if one not in known]:  # the engine asks for no other
+                raise ValueError(f"{option} of {what} are among {', '.join(map(str, known))}, got {unknown[0]!r}")
+        if not (made.passes or made.sweeps):
+            raise ValueError(f"{what} has neither passes nor sweeps: it computes nothing")
+        return made
 
     def check(self, backend: CustomBackend) -> None:
         """Run the conformance suite on a backend and time it; it then says what was found."""
@@ -279,21 +271,13 @@ def _each(option: str, given: Any) -> list[Any]:
 
 
 def _instance(own: Backend | type[Backend]) -> Backend:
-    """Return a backend or one of this class; refuse one that computes nothing, or an unknown output."""
-    if not isinstance(own, Backend):
-        if inspect.isabstract(own):
-            missing = " and no ".join(sorted(own.__abstractmethods__))
-            raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
-        own = own()
-    what, passes = f"class {type(own).__name__}", as_tuple("passes", own.passes)
-    sweeps = [as_tuple("sweeps", sweep) for sweep in own.sweeps]
-    if unknown := [p for p in passes if p not in PASSES]:
-        raise ValueError(f"passes of {what} are among {', '.join(PASSES)}, got {unknown[0]!r}")
-    if unknown := [sweep for sweep in sweeps if sweep not in BOTH_GRADIENTS]:  # the engine asks for no other
-        raise ValueError(f"sweeps of {what} are among {', '.join(map(str, BOTH_GRADIENTS))}, got {unknown[0]!r}")
-    if not (passes or sweeps):
-        raise ValueError(f"{what} has neither passes nor sweeps: it computes nothing")
-    return own
+    """Return a backend or one of this class."""
+    if isinstance(own, Backend):
+        return own
+    if inspect.isabstract(own):
+        missing = " and no ".join(sorted(own.__abstractmethods__))
+        raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
+    return own()
 
 
 def _static_methods(decorated: type) -> dict[Method, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -18,10 +19,9 @@ from .._compat import out_of_memory
 from ..backends import Backend
 from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs
-from .loading import foreign_frames
 from .problem_set import default_problems, drawn, parsed, shrunk
-from .properties import ALL_PROPERTIES, EACH_CALL, PROPERTIES, Outcome, PropertyCheck, calls_of, described
-from .results import CheckReport, CheckResult, Status
+from .properties import ALL_PROPERTIES, PROPERTIES, Outcome, PropertyCheck, calls_of, skipped
+from .results import CheckReport, CheckResult
 from .unregistered import ConvModule, backend_of
 from .user_backend import CustomBackend, as_tuple
 
@@ -31,9 +31,9 @@ def outputs_of(backend: Backend) -> Outputs:
     return tuple(o for o in OUTPUTS if calls_of(backend, o))
 
 
-def accepts(backend: Backend, problem: ConvProblem, device: torch.device) -> bool:
-    """Whether a backend can compute anything of a problem."""
-    return not all(backend.against(problem, call, device) for call in calls_of(backend))
+def accepts(backend: Backend, problem: ConvProblem, device: torch.device, output: Output | None = None) -> bool:
+    """Whether a backend can compute an output of a problem, or any of its outputs."""
+    return not all(backend.against(problem, call, device) for call in calls_of(backend, output))
 
 
 def check_problem(
@@ -86,47 +86,26 @@ def check_problem(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch was built without it
         raise ValueError(f"there is no device {device} here: {error}") from None
-    name = ""
-
-    def doing() -> None:
-        if progress is not None:
-            progress(name)
-
-    check = PropertyCheck(backend, parsed(problem), output, torch.device(device), seed, repeats, threads, doing)
+    check = PropertyCheck(backend, parsed(problem), output, torch.device(device), seed, repeats, threads)
+    check.progress = progress or check.progress
     results: list[CheckResult] = []
     failed: dict[str, str] = {}
 
-    def add(status: Status, message: str, worst: float = 0.0, bound: float = 0.0) -> None:
-        if status == "failed" and failed.setdefault(message, name) != name:
-            status, message, worst, bound = "skipped", f"it fails as {failed[message]} does", 0.0, 0.0
-        given = check.given if status == "failed" else ""
-        of = backend.name, check.problem, output, name
-        results.append(CheckResult(*of, status, message, worst, bound, seed, str(check.device), given))
+    def add(name: str, outcome: Outcome) -> None:
+        message = str(outcome)
+        if outcome.status == "failed" and failed.setdefault(message, name) != name:
+            outcome, message = skipped(""), f"it fails as {failed[message]} does"
+        given = check.given if outcome.status == "failed" else ""
+        found = outcome.status, message, outcome.worst, outcome.bound
+        results.append(CheckResult(backend.name, check.problem, output, name, *found, seed, str(check.device), given))
 
     if reasons := check.reasons_against():
-        name, names = "usable", []
-        add("skipped", "; ".join(reasons))
-    for name in names:
-        doing()
-        check.worst = 0.0, 0.0
-        try:
-            for outputs in check.calls if name in EACH_CALL else check.calls[:1]:
-                check.outputs = outputs
-                ALL_PROPERTIES[name](check)
-        except Outcome as e:
-            swept = e.status != "skipped" and len(check.outputs) > 1
-            add(e.status, f"{e}, in the sweep {check.outputs}" if swept else str(e), e.worst, e.bound)
-        except (Exception, SystemExit) as e:  # whatever a backend raises is its failure
-            # A line of the user's own before one of Triton's or numba's.
-            frames = sorted(foreign_frames(e), key=lambda frame: "-packages" not in frame.filename)
-            where = "".join(f" ({f.filename}:{f.lineno})" for f in frames[-1:])
-            add("failed", described(e) + where, float("inf"))
-        else:
-            add("passed", "", *check.worst)
+        add("usable", skipped("; ".join(reasons)))
+    for name in names if not reasons else ():
+        add(name, check.outcome(name))
     refused = [why for call in check.calls for why in backend.against(check.problem, call, check.device)]
     if backend.checks_itself and refused:  # since then PyTorch's kernels compute in its place
-        name = "usable"
-        add("failed", f"it found itself wrong: {refused[0]}", float("inf"))
+        add("usable", Outcome(f"it found itself wrong: {refused[0]}", inf))
     return results
 
 
@@ -191,14 +170,22 @@ def check_backend(
     return CheckReport(backend.name, tuple(results))
 
 
-def problems_for(backend: Backend) -> list[ConvProblem]:
-    """Return the problems of a check that names none: those of the list, of a module, or drawn for a user's kernel."""
+def problems_for(backend: Backend, output: Output | None = None, device: str = "") -> list[ConvProblem]:
+    """Return the problems of a check that names none: those of the list, of a module, or drawn for a user's kernel.
+
+    Those of a kernel are of one ``output`` if it is given; those that it was registered with come first.
+    """
     if not isinstance(backend, CustomBackend):
         return list(default_problems())
     if isinstance(backend.own, ConvModule):
         return list(backend.own.problems())
-    place = torch.device(next(iter(backend.devices or ("cpu",))))
-    return [*backend.named, *drawn(lambda p: accepts(backend, p, place), backend.named, backend.padding_modes)]
+    place = torch.device(device or next(iter(backend.devices or ("cpu",))))
+
+    def computes(p: ConvProblem) -> bool:
+        return accepts(backend, p, place, output)
+
+    named = [p for p in dict.fromkeys(backend.named) if computes(p)]
+    return [*named, *drawn(computes, named, backend.padding_modes)]
 
 
 #: Training waits for the reference: instead of a large problem a smaller one of its kind is checked, as small as the
@@ -219,13 +206,11 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device:
     small = shrunk(problem, _FLOPS, usable)
     for output in outputs if small.flops <= _MOST_FLOPS and usable(small) else ():
         check = PropertyCheck(backend, small, output, device)
-        check.outputs = outputs
-        for make in (check.integers, *[check.reals] * small.dtype.is_floating_point):
-            try:
-                check.compare(check.run(make()), make(), integers=make == check.integers)
-            except Exception as error:  # a user's function may raise anything
-                if out_of_memory(error):
-                    raise
-                if not (isinstance(error, Outcome) and error.status == "skipped"):  # mostly zeros
-                    return f"{output} of {small}: {described(error)}"
+        check.calls = [outputs]
+        for outcome in map(check.outcome, ("exact", "bound")):
+            error = outcome.__cause__
+            if error is not None and out_of_memory(error):
+                raise error
+            if outcome.status in ("failed", "differs"):
+                return f"{output} of {small}: {outcome}"
     return ""

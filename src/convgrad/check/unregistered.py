@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional
-from ..backends import Backend, Kernel
 from ..errors import ShapeError
 from ..problem import (
     OPERANDS,
+    PASSES,
     ConvProblem,
-    Outputs,
+    Pass,
     conv_geometry,
     convolution_shape,
     effective_kernel,
-    passes_of,
     problem_of,
 )
 from . import arguments
@@ -39,11 +39,8 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
     return CustomBackend(name, Functions(name, {"forward": kernel}))
 
 
-class ConvModule(Backend):
+class ConvModule(Functions):
     """A module that convolves inputs of any size with its ``weight``, with the gradients that autograd derives."""
-
-    layouts = ("strided",)
-    states_workspace = False
 
     def __init__(self, module: nn.Module) -> None:
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "weight")
@@ -55,6 +52,10 @@ class ConvModule(Backend):
             raise TypeError(f"{type(module).__name__} is no zero-padded convolution of (N, C, ...) tensors: {why}")
         self._module: Any = module
         self._transposed = bool(getattr(module, "transposed", False))
+        kernels: dict[arguments.Method, UserKernel] = {
+            p: UserKernel(partial(self._pass, p), arguments.USUAL[p], self._accepts) for p in PASSES
+        }
+        super().__init__(type(module).__name__, kernels, layouts=("strided",))
 
     def problems(self) -> Iterator[ConvProblem]:
         """Yield problems of small images of several sizes, in both dtypes and layouts."""
@@ -72,32 +73,27 @@ class ConvModule(Backend):
         except ShapeError:
             return None
 
-    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
+    def _accepts(self, problem: ConvProblem) -> bool | str:
         own_input = problem.output_size if self._transposed else problem.input_size
-        alike = problem.ndim == len(self._module.kernel_size) and problem.dtype in (torch.float32, torch.float64)
+        alike = problem.ndim == len(self._module.kernel_size)
         own = self._problem(problem.batch, own_input, problem.dtype) if alike else None
         given = problem.replace(memory_format=torch.contiguous_format, has_bias=False)
-        return [] if own == given.canonical() else [f"the module computes {own} for such an input"]
+        return own == given.canonical() or f"the module computes {own} for such an input"
 
-    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
+    def _pass(self, pass_: Pass, a: Tensor, b: Tensor, problem: ConvProblem) -> Tensor:
         # The input of a transposed module is the problem's grad_output, and it returns grad_input.
         input_slot, result_slot = ("grad_output", "input") if self._transposed else ("input", "grad_output")
-        slots, module = OPERANDS[passes_of(outputs)[0]], self._module
-
-        def kernel(a: Tensor, b: Tensor, *_: Any) -> Tensor:
-            given: dict[str, Tensor] = dict(zip(slots, (a, b), strict=True))
-            with torch.enable_grad():
-                made = [given[s] if s in given else a.new_zeros(problem.shape_of(s)).requires_grad_()
-                        for s in (input_slot, "weight")]  # fmt: skip
-                state = {"weight": made[1]}
-                if getattr(module, "bias", None) is not None:
-                    state["bias"] = a.new_zeros(module.out_channels)
-                result = torch.func.functional_call(module, state, (made[0],))
-                if result_slot not in given:
-                    return result
-                return torch.autograd.grad(result, made["weight" not in given], given[result_slot])[0]
-
-        return kernel
+        given: dict[str, Tensor] = dict(zip(OPERANDS[pass_], (a, b), strict=True))
+        with torch.enable_grad():
+            made = [given[s] if s in given else a.new_zeros(problem.shape_of(s)).requires_grad_()
+                    for s in (input_slot, "weight")]  # fmt: skip
+            state = {"weight": made[1]}
+            if getattr(self._module, "bias", None) is not None:
+                state["bias"] = a.new_zeros(self._module.out_channels)
+            result = torch.func.functional_call(self._module, state, (made[0],))
+            if result_slot not in given:
+                return result
+            return torch.autograd.grad(result, made["weight" not in given], given[result_slot])[0]
 
 
 def problem_of_module(

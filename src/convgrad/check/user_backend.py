@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, operand_format
+from ..backends import BOTH_GRADIENTS, Arithmetic, Backend, Kernel, operand_format
 from ..engine import SLOTS, thread
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of, sum_of_bias
@@ -23,11 +23,9 @@ Accepts = Callable[[ConvProblem], "bool | str"]
 #: The reason against a problem where ``accepts`` gives none; the values that it read follow.
 NO = "its accepts says no"
 
-#: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
-_SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
-
-#: What a `CustomBackend` answers as the backend of the user's does.
-_METHODS_OF_ITS_OWN = ("workspace", "fuses_bias", "arithmetic", "kernel_name")
+#: What a `CustomBackend` states and answers as the backend of the user's does.
+_AS_ITS_OWN = ("deterministic", "capture_safe", "padding_modes", "states_workspace")
+_AS_ITS_OWN += ("workspace", "fuses_bias", "arithmetic", "kernel_name")
 
 
 def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
@@ -129,7 +127,7 @@ class Functions(Backend):
         vars(self).update(stated)
         masked = ("grad_input", "grad_weight") if "backward" in kernels else ()  # a mask may ask for one of them
         self.passes = tuple(p for p in PASSES if p in kernels or p in masked)
-        self.sweeps = _SWEEPS if "backward" in kernels else ()
+        self.sweeps = BOTH_GRADIENTS[:2] if "backward" in kernels else ()  # those of a plain convolution
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
         #: What they consist of, for a digest: whatever their name is.
         self.parts = (self._kernels, dtypes, arithmetic, sorted(stated.items()))
@@ -141,21 +139,19 @@ class Functions(Backend):
         if problem.dtype not in self._dtypes:
             known = ", ".join(map(str, self._dtypes))
             reasons.append(f"it was registered for {known}, not for {problem.dtype}".replace("torch.", ""))
-        for method in self.methods(outputs):
-            kernel = self._kernels.get(method)
-            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem))
+        kernel = self._kernels.get(method := self.method(outputs))
+        reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem))
         return [*filter(None, reasons)]
 
-    def methods(self, outputs: Outputs) -> tuple[Method, ...]:
-        """Return the functions that compute them: one for a pass alone goes before that with a mask."""
-        if outputs in self.sweeps:
-            return ("backward",)
-        masked = {*self.passes}.difference(self._kernels)
-        return tuple("backward" if p in masked else p for p in passes_of(outputs))
+    def method(self, outputs: Outputs) -> Method:
+        """Return the function that computes them: one for a pass alone goes before that with a mask."""
+        passes = passes_of(outputs)
+        alone = passes[0] if len(passes) == 1 else "backward"
+        return alone if alone in self._kernels or alone not in self.passes else "backward"
 
     def unsaid(self, output: Output) -> list[str]:
         """Return advice on options that were not given for the function that computes an output."""
-        method: Method = "backward" if output == "grad_bias" else self.methods((output,))[0]
+        method = self.method((output,))
         kernel, usual = self._kernels[method], arguments.USUAL[method]
         return [
             *["a kernel for some problems only says which: accepts=lambda p: p.ndim == 2"] * (kernel.accepts is None),
@@ -169,16 +165,15 @@ class Functions(Backend):
         return self._arithmetic
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        (method,), alone = self.methods(outputs), len(outputs) == 1
+        method, alone = self.method(outputs), len(outputs) == 1
         function, args, _ = self._kernels[method]
         read = OPERANDS[passes_of(outputs)[0]] if alone else SLOTS
         # The tensor that only the other gradient reads has no values.
         made = {str(t): problem.shape_of(t) for t in SLOTS if method == "backward" and t not in read}
         made |= {"out": problem.result_shape(outputs[0])} if "out" in args else {}
         given = (*read, *["bias"] * (method == "forward"))
-        names = (*given, *made)
-        values = arguments.values(args, problem, outputs)
-        where = [names.index(a) if isinstance(a, str) and a in names else None for a in args]
+        tensors, values = (*given, *made), arguments.values(args, problem, outputs)
+        where = [tensors.index(a) if isinstance(a, str) and a in tensors else None for a in args]
         layout = operand_format(self, problem) or problem.memory_format
         which = [gradient_outputs(False).index(output) for output in outputs if method == "backward"]
 
@@ -223,7 +218,7 @@ class CustomBackend(Backend):
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
         self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
         self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
-        for stated in ("deterministic", "capture_safe", "padding_modes", "states_workspace", *_METHODS_OF_ITS_OWN):
+        for stated in _AS_ITS_OWN:
             setattr(self, stated, getattr(own, stated))
 
     def remark(self, outputs: Outputs) -> str:
@@ -246,7 +241,7 @@ class CustomBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         kernel = self.own.bind(problem, outputs)
-        what = self.own.methods(outputs)[0] if isinstance(self.own, Functions) else "+".join(outputs)
+        what = self.own.method(outputs) if isinstance(self.own, Functions) else "+".join(outputs)
 
         def stated(*operands: Tensor | None) -> Any:
             # A kernel is never differentiated: its derivatives are passes.

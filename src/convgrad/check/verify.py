@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import Counter, deque
-from contextlib import closing
+from collections import Counter
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -23,10 +22,10 @@ from ..problem import ConvProblem, Output
 from ..tables import counted
 from . import refusal
 from .child import Child, Lost, NoChild, say, why_not_in_child
-from .problem_set import cost, drawn, is_large
-from .properties import calls_of
-from .suite import check_problem, outputs_of
-from .user_backend import CustomBackend, without_values
+from .problem_set import cost, is_large
+from .results import CheckResult
+from .suite import check_problem, outputs_of, problems_for
+from .user_backend import CustomBackend
 
 #: A kernel with fewer problems of an output that passed is not verified.
 FLOOR: Final = 30
@@ -45,13 +44,6 @@ _OVERTIME: Final = 3
 _FIRST_PATIENCE, _PATIENCE = 90.0, 30.0
 #: PyTorch's words where a fork cannot differentiate, since its parent did on a GPU's threads.
 _UNFIT = "fork-based multiprocessing"
-
-
-class _Result(NamedTuple):
-    """The numbers of problems that passed, for each output, and of those that were left."""
-
-    passed: Counter[Output]
-    left: int = 0
 
 
 def verify(backend: CustomBackend, digest: str, seconds: float) -> list[str]:
@@ -77,10 +69,10 @@ def _on_device(backend: CustomBackend, device: str, digest: str, seconds: float)
     if isinstance(stored, dict) and (not stored.get("left") or seconds <= stored["seconds"]):
         return stored["sentence"]
     check = _Check(backend, device, seconds)
-    result = check.run()
-    sentence = check.sentence(result)
+    check.run()
+    sentence = check.sentence()
     if digest and sentence.startswith("verified"):
-        store.write("verified", key, {"sentence": sentence, "left": result.left, "seconds": seconds})
+        store.write("verified", key, {"sentence": sentence, "left": check.left, "seconds": seconds})
     return sentence
 
 
@@ -90,69 +82,71 @@ class _Check:
     def __init__(self, backend: CustomBackend, device: str, seconds: float) -> None:
         self.backend, self.device, self.seconds = backend, device, seconds
         self.outputs = outputs_of(backend)
+        #: How many problems of each output passed, and how many are left in all.
+        self.passed, self.left = Counter[Output](), 0
+        #: Seconds and `cost` of all but the first problem of each output.
+        self.took = self.cost = 0.0
+        self.threads = torch.get_num_threads()
         #: Why it runs in this process and not in a child.
         self.alone = why_not_in_child() if device == "cpu" else f"{device} does not outlive a fork"
         self.child = Child(self.answer, fork=True)
 
-    def run(self) -> _Result:
-        """Check the outputs in turn, problem by problem, until one fails or the time is over."""
-        threads = torch.get_num_threads()
-        with closing(self.child):
-            try:
-                return self._examine()
-            finally:
-                torch.set_num_threads(threads)
-
-    def sentence(self, result: _Result) -> str:
+    def sentence(self) -> str:
         """Return what was checked, in words that begin with "verified" or "not verified"."""
-        passed, left = result.passed, result.left
-        n, fewest = passed.total(), min(self.outputs, key=lambda o: passed[o])
+        n, fewest = self.passed.total(), min(self.outputs, key=lambda o: self.passed[o])
         rest = f"; it was checked in this process: {self.alone}" if self.alone else ""
         late = f"more did not fit into {self.seconds:g} s"
-        if passed[fewest] < FLOOR:
-            right = counted(passed[fewest]) + (f" of {fewest}" if len(self.outputs) > 1 else "")
-            why = late if left else "it accepts no more that could be found"
+        if self.passed[fewest] < FLOOR:
+            right = counted(self.passed[fewest]) + (f" of {fewest}" if len(self.outputs) > 1 else "")
+            why = late if self.left else "it accepts no more that could be found"
             return f"not verified: {right} passed, {FLOOR} are needed; {why}{rest}"
-        return f"verified on {n} of {n + left} problems; {late}{rest}" if left else f"verified on {n} problems{rest}"
+        if self.left:
+            return f"verified on {n} of {n + self.left} problems; {late}{rest}"
+        return f"verified on {n} problems{rest}"
 
-    def _examine(self) -> _Result:
-        passed, queues = Counter[Output](), list[list[ConvProblem]]()
+    def run(self) -> None:
+        """Check the outputs in turn, problem by problem, until one fails or the time is over."""
+        queues = list[list[ConvProblem]]()
         for output in self.outputs:
-            queue, reasons = self._ask(output, None)
-            if not (queue or output == "grad_bias"):  # few problems have a bias
-                raise CheckError(refusal.nothing_accepted(self.backend, output, reasons, self.device))
-            queues.append(queue)
-        left, several = sum(map(len, queues)), max(2, torch.get_num_threads())
-        took = took_cost = 0.0  # of all but the first of each output
-        for number, problems in enumerate(zip_longest(*queues)):
-            for output, problem in zip(self.outputs, problems, strict=True):
-                if problem is None:
-                    continue
-                large = is_large(problem) and (number > 0 or problem.flops > _MOST_WHOLE)
-                expected = cost(problem) * took / took_cost if took_cost else 0.0
-                limit = self.seconds * (_OVERTIME if passed[output] < FLOOR and not large else 1)
-                if number and (took + expected > limit or (large and expected > self.seconds / 4)):
-                    continue
-                all_of_it, begin = number < _FIRST or number % _TURNS == 0, time.monotonic()
-                names = _OF_LARGE if large else (*_ALWAYS, *_IN_TURN * all_of_it)
-                threads = several if (large or all_of_it) and problem.batch <= _MOST_PARALLEL else 1
-                results, hints = self._ask(output, problem, names, threads, passed=passed.total())
-                left -= 1
-                if failures := [r for r in results if r.status == "failed"]:
-                    raise CheckError(refusal.wrong(failures, hints, f"{counted(passed.total())} passed"))
-                if number:
-                    took, took_cost = took + time.monotonic() - begin, took_cost + cost(problem)
-                passed[output] += any(r.status == "passed" for r in results)
-        return _Result(passed, left)
+            queues.append(problems_for(self.backend, output, self.device))
+            if not (queues[-1] or output == "grad_bias"):  # few problems have a bias
+                raise CheckError(refusal.nothing_accepted(self.backend, output, self.device))
+        self.left = sum(map(len, queues))
+        with self.child:
+            try:
+                for number, problems in enumerate(zip_longest(*queues)):
+                    for output, problem in zip(self.outputs, problems, strict=True):
+                        if problem is not None:
+                            self._examine(number, output, problem)
+            finally:
+                torch.set_num_threads(self.threads)
 
-    def _ask(self, output: Output, problem: ConvProblem | None, *options: Any, passed: int = 0) -> Any:
+    def _examine(self, number: int, output: Output, problem: ConvProblem) -> None:
+        """Check one problem, if there is time for it."""
+        large = is_large(problem) and (number > 0 or problem.flops > _MOST_WHOLE)
+        expected = cost(problem) * self.took / self.cost if self.cost else 0.0
+        limit = self.seconds * (_OVERTIME if self.passed[output] < FLOOR and not large else 1)
+        if number and (self.took + expected > limit or (large and expected > self.seconds / 4)):
+            return
+        all_of_it, begin = number < _FIRST or number % _TURNS == 0, time.monotonic()
+        names = _OF_LARGE if large else (*_ALWAYS, *_IN_TURN * all_of_it)
+        several = (large or all_of_it) and problem.batch <= _MOST_PARALLEL
+        results, hints = self._ask(output, problem, names, max(2, self.threads) if several else 1)
+        self.left -= 1
+        if failures := [r for r in results if r.status == "failed"]:
+            raise CheckError(refusal.wrong(failures, hints, f"{counted(self.passed.total())} passed"))
+        if number:
+            self.took, self.cost = self.took + time.monotonic() - begin, self.cost + cost(problem)
+        self.passed[output] += any(r.status == "passed" for r in results)
+
+    def _ask(self, output: Output, problem: ConvProblem, *options: Any) -> Any:
         """Return the `answer` of the child, or of this process where there is none."""
-        heard = deque([""], 1)  # the property that is being checked
+        heard, passed = [""], self.passed.total()  # the last that is heard is the property being checked
         try:
             if not self.alone:
-                patience = _PATIENCE if problem and passed else _FIRST_PATIENCE
+                patience = _PATIENCE if passed else _FIRST_PATIENCE
                 answered = self.child.ask((output, problem, *options), patience, heard.append)
-                if problem is None or not any(_UNFIT in result.message for result in answered[0]):
+                if not any(_UNFIT in result.message for result in answered[0]):
                     return answered
                 self.alone = "PyTorch cannot differentiate in a fork of this process"
         except NoChild as no:
@@ -161,31 +155,13 @@ class _Check:
             raise CheckError(refusal.lost(self.backend.name, output, problem, passed, heard[-1], str(lost))) from None
         return self.answer((output, problem, *options))
 
-    def answer(self, request: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return the results of a problem and what to change; without a problem those to check, and reasons against."""
-        output, problem, *options = request
-        if problem is None:
-            return self._problems(output)
-        names, threads = options
+    def answer(self, request: tuple[Output, ConvProblem, tuple[str, ...], int]) -> tuple[list[CheckResult], list[str]]:
+        """Return the results of a problem, and what to change where it failed."""
+        output, problem, names, threads = request
         # Closed pages would end a process that is not a child.
         names = [name for name in names if not (self.alone and name == "pages")]
-        of, how = (self.backend, problem, output), {"device": self.device, "repeats": _REPEATS}
-        results = check_problem(*of, **how, threads=threads, properties=names, progress=say)
+        how: Any = {"device": self.device, "repeats": _REPEATS, "threads": threads, "progress": say}
+        results = check_problem(self.backend, problem, output, properties=names, **how)
         torch.set_num_threads(1)  # not before a first call, with which numba sets it itself
         failures = [r for r in results if r.status == "failed"]
         return results, [*refusal.advice(self.backend, failures, _REPEATS)] if failures else []
-
-    def _problems(self, output: Output) -> tuple[list[ConvProblem], list[tuple[str, int]]]:
-        """Return the problems of an output, those named first, and reasons against others."""
-        computed, place = calls_of(self.backend, output), torch.device(self.device)
-        reasons = Counter[str]()
-
-        def computes(p: ConvProblem) -> bool:
-            against = [self.backend.against(p, outputs, place) for outputs in computed]
-            # What it was registered for is said where nothing else is in the way: the user knows that.
-            said = [r for r in against[0] if not r.startswith("it was registered for")] or against[0]
-            reasons.update(map(without_values, said))
-            return not all(against)
-
-        named = [p for p in dict.fromkeys(self.backend.named) if computes(p)]
-        return [*named, *drawn(computes, named, self.backend.padding_modes)], reasons.most_common(5)
