@@ -8,8 +8,8 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import torch
@@ -144,11 +144,25 @@ def unregister(name: str) -> None:
         _mark_graphs()
 
 
-class Registration(SimpleNamespace):
+@dataclass
+class Registration:
     """The options of `register`, checked when they are given."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    name: str
+    args: Any
+    accepts: Any
+    layouts: Any
+    devices: Any
+    dtypes: Any
+    deterministic: bool
+    capture_safe: bool
+    arithmetic: Arithmetic
+    prefer: Prefer
+    verify: bool
+    seconds: float
+    problems: Any
+
+    def __post_init__(self) -> None:
         for option in ("layouts", "dtypes", "problems", *["devices"] * (self.devices is not None)):
             setattr(self, option, as_tuple(option, getattr(self, option)))
         self.problems = [*map(parsed, self.problems)]
