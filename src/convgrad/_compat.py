@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from traceback import extract_stack
@@ -188,6 +188,20 @@ without_autocast: Callable[[], Any] = _C._DisableAutocast
 record: Callable[[bool], None] = _C._set_grad_enabled
 jit_tracing: Callable[[], Any] = _C._get_tracing_state
 fx_tracing: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
+
+
+def lazy_views_count() -> AbstractContextManager[object]:
+    """Return a block in which operators read lazily conjugated and negated tensors as what they stand for.
+
+    An operator of a graph that AOTAutograd compiled runs below the dispatch keys that see to it: there the product of
+    two tensors ignores that one of them is ``t.conj()``.
+    """
+    excluded = _C._dispatch_tls_local_exclude_set()
+    if not excluded.has(_C.DispatchKey.Conjugate):
+        return nullcontext()
+    for key in (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    return _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded)
 
 
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import convgrad
 from convgrad.backends import transform_sizes
 from convgrad.engine.choice import choose
 from convgrad.engine.registry import get_backend
@@ -41,6 +42,19 @@ def test_images_in_parts() -> None:
         of = {"grad_output": g, "input": x, "weight": w}
         expected = get_backend("aten").bind(problem, (pass_,))(*[of[slot] for slot in OPERANDS[pass_]])
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_in_a_compiled_graph() -> None:
+    """Where PyTorch's operators ignore that a tensor is lazily conjugated."""
+    x, w = torch.randn(4, 64, 2048), torch.randn(64, 1, 2048)
+
+    def conv(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return convgrad.conv1d(x, w, padding="causal", groups=64)
+
+    with convgrad.trace() as seen:
+        got = torch.compile(conv, backend="aot_eager", fullgraph=True)(x, w)
+    assert [call.backend for call in seen] == ["fft"]
+    torch.testing.assert_close(got, conv(x, w))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

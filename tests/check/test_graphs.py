@@ -30,6 +30,21 @@ def test_compiled(compiler: str) -> None:
     torch.testing.assert_close(got, (x.grad, w.grad))
 
 
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_lazy_conjugates_in_a_compiled_graph(compiler: str) -> None:
+    """Its operators compute with ``t.conj()`` and its imaginary part what they do in eager mode."""
+
+    def lazily(x: torch.Tensor, w: torch.Tensor, p: convgrad.ConvProblem) -> torch.Tensor:
+        i = torch.complex(torch.zeros(()), torch.ones(()))
+        return forward(x, w, p) * (i * i.conj()).real
+
+    convgrad.register("mine", forward=lazily, accepts=accepts, dtypes=WIDE, verify=False)
+    x, w = operands()
+    with torch.no_grad():
+        compiled = torch.compile(depthwise, backend=compiler, fullgraph=True)
+        torch.testing.assert_close(compiled(x, w), F.conv2d(x, w, padding=1, groups=8))
+
+
 @pytest.mark.parametrize("name", ["mine", "im2col"])
 def test_a_compiled_module_by_name(name: str) -> None:
     """Its request is part of the graph: for all passes, though nobody asks when the graph runs."""

@@ -65,7 +65,7 @@ class FftBackend(Backend):
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         p, transforms, passes = problem, _Transforms(problem), passes_of(outputs)
         slots: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
-        exact = {pass_: AtenBackend().bind(p.replace(origin="plain"), (pass_,)) for pass_ in passes}
+        exact: dict[Pass, Kernel] = {pass_: AtenBackend().bind(p.replace(origin="plain"), (pass_,)) for pass_ in passes}
         image_bytes = transforms.dtype.itemsize * p.out_channels * prod(transforms.sizes)
 
         def kernel(given: dict[Slot, Tensor]) -> list[Tensor]:
@@ -98,7 +98,7 @@ class FftBackend(Backend):
             given: dict[Slot, Tensor] = dict(zip(slots, operands, strict=False))
             results = kernel(given)
             if operands[0].is_cpu and not all(t.sum(dtype=transforms.dtype).isfinite() for t in results):
-                results = [call(*map(given.__getitem__, OPERANDS[pass_])) for pass_, call in exact.items()]
+                results = [call(*(given[slot] for slot in OPERANDS[pass_])) for pass_, call in exact.items()]
             results = [t.contiguous(memory_format=p.memory_format) for t in results]
             return tuple(results) if len(results) > 1 else results[0]
 

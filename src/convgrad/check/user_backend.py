@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._compat import lazy_views_count
 from ..backends import BOTH_GRADIENTS, Arithmetic, Backend, Kernel, operand_format
 from ..engine import SLOTS, thread
 from ..errors import BackendError
@@ -248,7 +249,8 @@ class CustomBackend(Backend):
             args = [t.detach() if t is not None and t.requires_grad else t for t in operands]
             outer, thread.in_backend = thread.in_backend, True  # `takeover` leaves PyTorch's convolutions in it alone
             try:
-                results = kernel(*args)
+                with lazy_views_count():
+                    results = kernel(*args)
             except RecursionError:
                 if not outer:  # the function's own
                     raise
