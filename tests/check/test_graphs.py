@@ -32,7 +32,7 @@ def test_compiled(compiler: str) -> None:
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_lazy_conjugates_in_a_compiled_graph(compiler: str) -> None:
-    """Its operators compute with ``t.conj()`` and its imaginary part what they do in eager mode."""
+    """Its operators see that a tensor is lazily conjugated, as in eager mode."""
 
     def lazily(x: torch.Tensor, w: torch.Tensor, p: convgrad.ConvProblem) -> torch.Tensor:
         i = torch.complex(torch.zeros(()), torch.ones(()))
