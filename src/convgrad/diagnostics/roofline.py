@@ -22,7 +22,7 @@ from .aten_rules import MACHINES, Machine, machine_words, short
 BEYOND = 1.05
 TOO_LOW = (
     "Above 100 %, the limit that is stored is too low, for this machine was busy when it was measured (convgrad info "
-    "--measure does it again), the operands came from a cache, or the kernel multiplies less (Winograd's)."
+    "--measure does it again), the operands came from a cache, or the kernel multiplies less (native:winograd, fft)."
 )
 
 
