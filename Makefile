@@ -5,7 +5,7 @@
 #   make test      the tests that every change must pass
 #   make test-all  the slow ones too
 #   make lint      format, style and types, as a check; `make format` repairs
-#   make bench     what a call costs, and some layers of two models in a minute
+#   make bench     what a call costs, and training steps of two models
 #   make docs      the documentation, in docs/_build/html
 #   make notebooks the examples as notebooks, from the scripts, with what they print
 #   make wheel     the source archive, and from it a wheel for x86-64 and one for aarch64, in dist

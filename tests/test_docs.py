@@ -99,7 +99,7 @@ def test_links_lead_somewhere(page):
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
             outside = target.suffix == ".md" and target.resolve().parent != page.parent
-            assert page.parent.name != "docs" or not outside, f"{link} is no page of `make docs`"
+            assert page.parent != ROOT / "docs" or not outside, f"{link} is no page of `make docs`"
 
 
 def test_the_speeds_on_the_pages_are_those_of_the_files_that_their_rows_name(monkeypatch):

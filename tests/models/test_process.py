@@ -184,6 +184,15 @@ def test_a_model_that_was_called_before_is_traced_as_pytorchs(block, trained):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("block", [takeover, observe_aten])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_refuses_a_weight_that_is_no_parameter_as_pytorchs(block):
+    """The kernel computed what the tracer had refused, and the tracer, which had ended the trace, crashed."""
+    x, w, _ = operands(requires_grad=True)
+    with block(), pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad as a constant"):
+        torch.jit.trace(lambda x: F.conv2d(x, w, padding=1, groups=2), x.detach())
+
+
 def test_a_process_group_of_one(ours, tmp_path):
     with world_of_one(tmp_path):
         model = nn.parallel.DistributedDataParallel(nn.Conv2d(3, 4, 3))

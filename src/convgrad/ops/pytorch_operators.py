@@ -208,12 +208,19 @@ def _exchange() -> Callable[[], object]:
 
 def _traced(keyset: Any, *arguments: Any) -> Tensor:
     """Call PyTorch's kernel where `torch.jit.trace` records: of a result of ours it would record the numbers."""
-    outer = engine.thread.in_backend
+    outer, traced = engine.thread.in_backend, _compat.jit_tracing() is not None
     try:
         engine.thread.in_backend = True
-        return _aten.convolution.default.redispatch(keyset & _compat.after_tracer_keys, *arguments)
+        result = _aten.convolution.default.redispatch(keyset & _compat.after_tracer_keys, *arguments)
     finally:
         engine.thread.in_backend = outer
+    if traced and _compat.jit_tracing() is None:
+        # The tracer has ended the trace and raised this. The compiled kernel then had the call computed once more.
+        raise RuntimeError(
+            "Cannot insert a Tensor that requires grad as a constant. Consider making it a parameter or input, or "
+            "detaching the gradient"
+        )
+    return result
 
 
 def _compiled(table: Table, keys: tuple[str, ...]) -> Callable[[], object]:
