@@ -16,7 +16,6 @@ import convgrad
 from convgrad import direct, settings
 from convgrad.diagnostics import Trace
 from convgrad.diagnostics.aten_rules import kernel_of
-from convgrad.engine.registry import backends
 from tests.standins import Call, install
 
 
@@ -173,11 +172,9 @@ def test_without_the_library_an_error_says_what_there_is(name):
         getattr(direct, name)(*arguments)
     message = str(caught.value)
     library = "AMD's MIOpen" if name.startswith("miopen") else "NVIDIA's cuDNN"
-    assert message.startswith(f"convgrad.direct.{name} is forced onto {library}, which is not here: ")
+    assert message.startswith(f"convgrad.direct.{name} is forced onto {library}: ")
     assert "got cpu" in message
-    assert "thnn_conv2d, slow_conv2d and mkldnn_convolution run on cpu" in message
-    assert "aten, " in message
-    assert not any("[" in n for n in backends())  # nothing is registered for a library that is not here
+    assert "these can: aten, " in message
 
 
 def input_of_another_size(size, *rest):

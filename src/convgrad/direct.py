@@ -30,15 +30,13 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from . import functional
 from .backends import Backend
-from .backends.aten_libraries import AtenCudnnBackend, AtenLibrary, AtenMiopenBackend, Flags
+from .backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
 from .engine import backends, get_backend, register, use_backend
 from .errors import BackendError, ShapeError
-from .problem import ConvProblem
 
 if TYPE_CHECKING:  # the names of the table, for type checkers
 
@@ -148,21 +146,17 @@ def _function(name: str, arguments: str) -> Callable[..., Any]:
         bound.apply_defaults()
         given = {n.replace("self", "input"): value for n, value in bound.arguments.items()}
         flags = [given.pop(flag, None) for flag in Flags._fields]
-        operands = [given[operand] for operand in ("input", "grad_output", "weight") if operand in given]
-        for t in operands:
-            if not isinstance(t, Tensor):
+        for operand in {"input", "grad_output", "weight"} & given.keys():
+            if not isinstance(t := given[operand], Tensor):
                 raise TypeError(f"convgrad.direct.{name}: expected a Tensor, but got {type(t).__name__}")
         backend = backend_of(Flags(*[None if flag is None else bool(flag) for flag in flags]))
-        forced, device = f"convgrad.direct.{name} is forced onto {backend.summary}", operands[0].device
-        if absent := backend.absent(device) if isinstance(backend, AtenLibrary) else []:
-            raise BackendError(f"{forced}, which is not here: {'; '.join(absent)}. {_here(device)}")
         if backends().get(backend.name) is None:
             register(backend)  # a set of flags that was not used before
         with use_backend(backend.name):  # and in every backward of what is computed in this block
             try:
                 return _computed(name, given)
             except BackendError as error:
-                raise BackendError(f"{forced}: {error}") from None
+                raise BackendError(f"convgrad.direct.{name} is forced onto {backend.summary}: {error}") from None
 
     made: Any = function
     made.__name__ = made.__qualname__ = name
@@ -187,17 +181,6 @@ def _signature(arguments: str, flags: tuple[str, ...]) -> inspect.Signature:
         for kind, told in kinds.items() for name, _, value in (word.partition("=") for word in told.split())
     ]  # fmt: skip
     return inspect.Signature(parameters)
-
-
-def _here(device: torch.device) -> str:
-    """Return which direct names and which backends compute on a device."""
-    names = {"cpu": "thnn_conv2d, slow_conv2d and mkldnn_convolution run", "cuda": "thnn_conv2d and slow_conv2d run"}
-    small = ConvProblem.parse("ic1iw3oc1kw3")
-    able = [n for n, b in backends().items() if "[" not in n and not b.reasons_against(small, ("forward",), device)]
-    return (
-        f"Of the direct names {names.get(device.type, 'none runs')} on {device.type}; convgrad.convolution and "
-        f"convgrad.convolution_backward compute the same with the best of the backends here: {', '.join(able)}"
-    )
 
 
 # ---- what is computed ------------------------------------------------------------------------------
