@@ -60,7 +60,7 @@ convolution                                   input weight STRIDE_FIRST FLAGS BI
 convolution_backward_input                    input_size weight grad_output STRIDE_FIRST FLAGS
 convolution_backward_weight                   input weight_size grad_output STRIDE_FIRST FLAGS
 convolution_transpose                         input weight TRANSPOSED_STRIDE_FIRST FLAGS BIAS
-convolution_transpose_backward_input          REDUNDANT weight grad_output STRIDE_FIRST FLAGS
+convolution_transpose_backward_input          input_size weight grad_output STRIDE_FIRST FLAGS
 convolution_transpose_backward_weight         input weight_size grad_output STRIDE_FIRST FLAGS
 
 miopen_convolution|miopen_depthwise_convolution                                  self weight bias FORM FLAGS
@@ -94,7 +94,6 @@ _SHORT = {
     "SCRATCH": "finput=None fgrad_input=None",
     "DEFINED": "bias_defined=False",
     "UNREAD": "bias_defined=False",
-    "REDUNDANT": "input_size",
 }
 #: What a row is peculiar for, by a word of it: a sentence of the docstring.
 _PECULIAR = {
@@ -102,7 +101,6 @@ _PECULIAR = {
     "conv2d": "The weight may be a matrix of C_out rows, and the operands may lack the batch dimension.",
     "conv2d_forward": "finput and fgrad_input are returned too, empty.",
     "SCRATCH": "finput and fgrad_input are not read, and output_mask may stand in their place, as in ATen today.",
-    "REDUNDANT": "The other arguments lead to one input_size, and another is refused.",
     "UNREAD": "bias_defined has no bearing on the result.",
     "DEFINED": "The bias's gradient is returned too: None unless bias_defined.",
     "BIAS": "The bias may also be the third argument.",
@@ -199,21 +197,12 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     transposed, last, defined = "transpose" in name, name.rpartition("_")[2], given.pop("bias_defined", False)
     if last == "backward":
         return _gradients(**given, transposed=transposed)
-    if last == "input" and not transposed:
-        return functional.grad_input(**given)
-    if last == "input":
-        grad_output, size = given.pop("grad_output"), given.pop("input_size", None)
-        result = functional.convolution(grad_output, **given)
-        if size is not None and tuple(result.shape) != tuple(size):
-            raise ShapeError(
-                f"{name}: grad_output of size {list(grad_output.shape)} belongs to an input "
-                f"of size {list(result.shape)}, but got input_size={list(size)}"
-            )
-        return result
-    if last == "weight" and transposed:
-        given["input"], given["grad_output"] = given["grad_output"], given["input"]
+    if "input_size" in given:
+        return functional.grad_input(**given, transposed=transposed)
+    if last == "input":  # of a transposed one: a convolution, which says its size
+        return functional.convolution(given.pop("grad_output"), **given)
     if last in ("weight", "weights"):
-        result = functional.grad_weight(**given)
+        result = functional.grad_weight(**given, transposed=transposed)
         return result if last == "weight" else (result, functional.grad_bias(given["grad_output"]) if defined else None)
     return functional.convolution(**given, transposed=transposed)
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
@@ -117,7 +116,7 @@ def _first_call(
     ndim, read, _, _, pytorchs = signatures[name]
     own_rules = key is None and not torch.compiler.is_dynamo_compiling() and overrides_functions(weight, bias)
     if own_rules and pytorchs is not None:  # they may know PyTorch's functions alone
-        return getattr(F, name)(input, weight, bias, *raw)
+        return pytorchs(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)
     if ndim is None:
         check_rank(input.shape, weight.shape)

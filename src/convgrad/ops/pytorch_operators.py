@@ -302,8 +302,7 @@ def _double_backward(*arguments: Any) -> Any:
         for yields, cotangent in cotangents.items():
             for role in CONTRACTED[yields]:
                 if role in wanted and cotangent is not None:
-                    others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                    term = problem.derivative(form, yields, role, cotangent, others)
+                    term = problem.derivative(form, yields, role, cotangent, operands)
                     found[role] = found[role] + term if role in found else term
     if of_bias is not None and "output" in wanted:
         before = found["output"] if "output" in found else torch.zeros_like(grad_output)

@@ -316,10 +316,15 @@ class ConvProblem:
             >>> print(ConvProblem.of(x, w, stride=2, padding=1, groups=32))
             g32mb1ic32ih112oc32oh56kh3sh2ph1dh0
         """
-        from .arguments import problem_of_tensors
+        from .arguments import all_arguments
+        from .shapes import conv_geometry, convolution_shape, layout_of, problem_of
 
         form = (stride, padding, dilation, transposed, output_padding, groups)
-        return problem_of_tensors(input, weight, bias, *form)
+        g = conv_geometry(weight.shape, *all_arguments(weight.dim() - 2, weight.shape, *form))
+        input = input.unsqueeze(0) if input.dim() == weight.dim() - 1 else input
+        output_shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
+        sizes, layout = (input.shape, weight.shape, output_shape), layout_of(input, weight, g)
+        return problem_of(*sizes, g, dtype=input.dtype, memory_format=layout, has_bias=bias is not None)
 
     # ---- text ----------------------------------------------------------------------------------
 
