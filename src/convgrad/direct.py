@@ -27,7 +27,6 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -37,6 +36,7 @@ from .backends import Backend
 from .backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
 from .engine import backends, get_backend, register, use_backend
 from .errors import BackendError, ShapeError
+from .problem import integers
 
 if TYPE_CHECKING:  # the names of the table, for type checkers
 
@@ -220,9 +220,7 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
     given.pop("fgrad_input", None)
     if scratch is not None and not isinstance(scratch, Tensor):
         given["output_mask"] = scratch
-    if size is None:
-        raise TypeError(f"convgrad.direct.{name}: kernel_size is one or two numbers, got None")
-    kernel = tuple(map(index, size)) if isinstance(size, (tuple, list)) else (index(size),) * 2
+    kernel = integers(size, 2, "kernel_size")
     kernel = kernel * 2 if len(kernel) == 1 else kernel
     if weight.dim() == 2 and len(kernel) == 2 and prod(kernel) > 0 and weight.shape[1] % prod(kernel) == 0:
         given["weight"] = weight.reshape(weight.shape[0], -1, *kernel)
@@ -231,15 +229,14 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
             f"{name}: expected a weight (C_out, C_in, *kernel_size) or (C_out, C_in * product of kernel_size) "
             f"with kernel_size={list(kernel)}, but got weight of size {list(weight.shape)}"
         )
-    single = given["input"].dim() == 3
-    given.update({name: given[name].unsqueeze(0) for name in ("input", "grad_output") if single and name in given})
     if name.endswith("_backward"):
+        single = given["input"].dim() == 3
+        given |= {operand: given[operand].unsqueeze(0) for operand in ("input", "grad_output") if single}
         grad_input, grad_weight, *rest = _gradients(**given)
         if single and grad_input is not None:
             grad_input = grad_input.squeeze(0)
         return (grad_input, None if grad_weight is None else grad_weight.reshape(weight.shape), *rest)
-    output = functional.convolution(**given)
-    output = output.squeeze(0) if single else output
+    output = functional.conv2d(**given)
     return (output, output.new_empty(0), output.new_empty(0)) if name.endswith("_forward") else output
 
 
