@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import _compat, engine, problem
 from ..engine import Plan, Table
 from ..errors import BackendError, ConvgradError
-from ..problem import CONTRACTED, Form, Role
+from ..problem import Form, Role
 from .autograd import with_layout
 from .kernels import fake_convolution, fake_convolution_backward
 
@@ -294,17 +294,16 @@ def _double_backward(*arguments: Any) -> Any:
     if node is None or not node.name().startswith(_NODE) or _compat.functorch_active():
         return _aten._convolution_double_backward.default.decompose(*arguments)
     of_input, of_weight, of_bias, grad_output, weight, input, *rest, mask = arguments
-    form, found = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight), dict[Role, Tensor]()
-    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
-    wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
-    cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
+    form, g = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight), grad_output.conj()
+    one = two = three = None
     with engine.resume(None), _compat.without_autocast():  # PyTorch's casts nothing, either
-        for yields, cotangent in cotangents.items():
-            for role in CONTRACTED[yields]:
-                if role in wanted and cotangent is not None:
-                    term = problem.derivative(form, yields, role, cotangent, operands)
-                    found[role] = found[role] + term if role in found else term
-    if of_bias is not None and "output" in wanted:
-        before = found["output"] if "output" in found else torch.zeros_like(grad_output)
-        found["output"] = problem.add_bias(before, of_bias)
-    return found.get("output"), found.get("input"), found.get("weight")
+        if mask[0]:
+            operands: dict[Role, Tensor] = {"input": input.conj(), "weight": weight.conj()}
+            one = problem.tangent(form, "output", operands, {"input": of_input, "weight": of_weight})
+        if mask[1] and of_weight is not None:
+            two = problem.contract(form, "input", {"output": g, "weight": of_weight})
+        if mask[2] and of_input is not None:
+            three = problem.contract(form, "weight", {"output": g, "input": of_input})
+    if mask[0] and of_bias is not None:
+        one = problem.add_bias(torch.zeros_like(grad_output) if one is None else one, of_bias)
+    return one, two, three
