@@ -99,10 +99,9 @@ def tangent(
 
 
 def sum_of_bias(cotangent: Tensor, channels: int = 0) -> Tensor:
-    """Return the derivative with respect to a bias, (N, C, *out) -> (C,): a sum over batch and space.
+    """Return the derivative for a bias, (N, C, *out) -> (C,): a sum over batch and space; zeros where C is 0.
 
-    Args:
-        channels: of the bias, if the cotangent has none: an input without channels has an output without, bias or not.
+    They are as many as the bias has: an input without channels has an output without, bias or not.
     """
     have = cotangent.shape[1]
     if isinstance(have, int) and have == 0:

@@ -64,12 +64,7 @@ def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True
 
 
 def shown_outputs(outputs: Collection[str], transposed: bool) -> str:
-    """Outputs for people: joined by ``+``, and of a transposed problem with what they are to its user.
-
-    Equivalent to:
-        >>> shown_outputs(("grad_input", "grad_weight"), False), shown_outputs(("forward", "grad_weight"), True)
-        ('grad_input+grad_weight', 'forward (its grad_input)+grad_weight')
-    """
+    """Outputs for people: ``forward (its grad_input)+grad_weight``, by what they are to a transposed problem's user."""
     words = {"forward": "forward (its grad_input)", "grad_input": "grad_input (its output)"} if transposed else {}
     return "+".join(words.get(o, o) for o in outputs)
 
