@@ -1,15 +1,7 @@
 """The derivative table of convolution, and nothing else.
 
 A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts
-two of them and yields the third:
-
-=============  =======================  ==========
-operator       contracts                yields
-=============  =======================  ==========
-convolution    input, weight            output
-grad_input     output, weight           input
-grad_weight    output, input            weight
-=============  =======================  ==========
+two of them and yields the third (`CONTRACTED`): ``convolution`` the output, ``grad_input`` and ``grad_weight`` theirs.
 
 The form is linear in each role. Hence the whole table is one rule:
 
