@@ -95,11 +95,11 @@ def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> P
     """Make the plan of a call and remember it; the shapes of a backward are checked, which PyTorch does not do."""
     plan, since, backward = None, engine.generation[0], name == "convolution_backward"
     input, weight, padding = (b, c, raw[2]) if backward else (a, b, raw[1])
+    if len(padding) not in (1, weight.dim() - 2):  # which PyTorch refuses
+        return None
     if backward:
         bias_sizes, *arguments, mask = raw
         try:
-            if len(padding) not in (1, weight.dim() - 2):
-                raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
             geometry = problem.conv_geometry(weight.shape, *arguments)
             problem.check_operands(("grad_output", a), ("input", input), ("weight", weight))
         except ConvgradError:
@@ -110,7 +110,7 @@ def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> P
         problem.check_backward(a.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
         raw, computed = (sizes, *arguments, mask), any(mask) and 0 not in (a.numel(), input.numel())
     else:
-        computed = len(padding) in (1, weight.dim() - 2) and 0 not in input.shape
+        computed = 0 not in input.shape
     if computed and not input.is_complex():
         try:
             plan = engine.make(None, name, raw, a, b, c)
