@@ -16,7 +16,6 @@ import convgrad
 from convgrad import direct, settings
 from convgrad.diagnostics import Trace
 from convgrad.diagnostics.aten_rules import kernel_of
-from convgrad.engine.registry import backends
 from tests.standins import Call, install
 
 
@@ -173,15 +172,13 @@ def test_without_the_library_an_error_says_what_there_is(name):
         getattr(direct, name)(*arguments)
     message = str(caught.value)
     library = "AMD's MIOpen" if name.startswith("miopen") else "NVIDIA's cuDNN"
-    assert message.startswith(f"convgrad.direct.{name} is forced onto {library}, which is not here: ")
+    assert message.startswith(f"convgrad.direct.{name} is forced onto {library}: ")
     assert "got cpu" in message
-    assert "thnn_conv2d, slow_conv2d and mkldnn_convolution run on cpu" in message
-    assert "aten, " in message
-    assert not any("[" in n for n in backends())  # nothing is registered for a library that is not here
+    assert "these can: aten, " in message
 
 
 def input_of_another_size(size, *rest):
-    return direct.convolution_transpose_backward_input((*size[:3], 5), *rest)
+    return direct.convolution_transpose_backward_input((*size[:3], 9), *rest)
 
 
 REFUSED = {
@@ -189,13 +186,15 @@ REFUSED = {
         leaf(1, 1, 3, 3), leaf(1, 1, 2, 2), None, 0, 1, 1, 1
     ),
     "direct.slow_conv2d: expected a Tensor, but got list": lambda: direct.slow_conv2d([1.0], leaf(1, 1, 3, 3), 3),
-    "direct.thnn_conv2d: kernel_size is one or two numbers, got None": lambda: direct.thnn_conv2d(
+    "kernel_size is an integer or a tuple of 2 integers, got None": lambda: direct.thnn_conv2d(
         leaf(1, 1, 4, 4), leaf(1, 1, 3, 3), None
     ),
     r"slow_conv2d: expected a weight .* with kernel_size=\[3, 2\]": lambda: direct.slow_conv2d(
         leaf(1, 1, 4, 4), leaf(1, 1, 3, 3), [3, 2]
     ),
-    r"input_size=\[2, 6, 7, 5\]": lambda: input_of_another_size(*case_of("convolution_transpose_backward_input")[0]),
+    "expected grad_output to have the shape of the output": lambda: input_of_another_size(
+        *case_of("convolution_transpose_backward_input")[0]
+    ),
 }
 
 
@@ -250,7 +249,7 @@ def test_a_kernel_size_is_any_integer():
     want = direct.slow_conv2d(x, w, 3)
     assert torch.equal(direct.slow_conv2d(x, w, np.int64(3)), want)
     assert torch.equal(direct.slow_conv2d(x, w, [np.int64(3)]), want)
-    with pytest.raises(TypeError, match="float"):
+    with pytest.raises(TypeError, match=r"kernel_size is an integer .* got 3\.0"):
         direct.slow_conv2d(x, w, 3.0)
 
 

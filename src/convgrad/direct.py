@@ -27,18 +27,16 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from . import functional
 from .backends import Backend
-from .backends.aten_libraries import AtenCudnnBackend, AtenLibrary, AtenMiopenBackend, Flags
+from .backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
 from .engine import backends, get_backend, register, use_backend
 from .errors import BackendError, ShapeError
-from .problem import ConvProblem
+from .problem import integers
 
 if TYPE_CHECKING:  # the names of the table, for type checkers
 
@@ -62,7 +60,7 @@ convolution                                   input weight STRIDE_FIRST FLAGS BI
 convolution_backward_input                    input_size weight grad_output STRIDE_FIRST FLAGS
 convolution_backward_weight                   input weight_size grad_output STRIDE_FIRST FLAGS
 convolution_transpose                         input weight TRANSPOSED_STRIDE_FIRST FLAGS BIAS
-convolution_transpose_backward_input          REDUNDANT weight grad_output STRIDE_FIRST FLAGS
+convolution_transpose_backward_input          input_size weight grad_output STRIDE_FIRST FLAGS
 convolution_transpose_backward_weight         input weight_size grad_output STRIDE_FIRST FLAGS
 
 miopen_convolution|miopen_depthwise_convolution                                  self weight bias FORM FLAGS
@@ -96,7 +94,6 @@ _SHORT = {
     "SCRATCH": "finput=None fgrad_input=None",
     "DEFINED": "bias_defined=False",
     "UNREAD": "bias_defined=False",
-    "REDUNDANT": "input_size",
 }
 #: What a row is peculiar for, by a word of it: a sentence of the docstring.
 _PECULIAR = {
@@ -104,7 +101,6 @@ _PECULIAR = {
     "conv2d": "The weight may be a matrix of C_out rows, and the operands may lack the batch dimension.",
     "conv2d_forward": "finput and fgrad_input are returned too, empty.",
     "SCRATCH": "finput and fgrad_input are not read, and output_mask may stand in their place, as in ATen today.",
-    "REDUNDANT": "The other arguments lead to one input_size, and another is refused.",
     "UNREAD": "bias_defined has no bearing on the result.",
     "DEFINED": "The bias's gradient is returned too: None unless bias_defined.",
     "BIAS": "The bias may also be the third argument.",
@@ -148,21 +144,17 @@ def _function(name: str, arguments: str) -> Callable[..., Any]:
         bound.apply_defaults()
         given = {n.replace("self", "input"): value for n, value in bound.arguments.items()}
         flags = [given.pop(flag, None) for flag in Flags._fields]
-        operands = [given[operand] for operand in ("input", "grad_output", "weight") if operand in given]
-        for t in operands:
-            if not isinstance(t, Tensor):
+        for operand in {"input", "grad_output", "weight"} & given.keys():
+            if not isinstance(t := given[operand], Tensor):
                 raise TypeError(f"convgrad.direct.{name}: expected a Tensor, but got {type(t).__name__}")
         backend = backend_of(Flags(*[None if flag is None else bool(flag) for flag in flags]))
-        forced, device = f"convgrad.direct.{name} is forced onto {backend.summary}", operands[0].device
-        if absent := backend.absent(device) if isinstance(backend, AtenLibrary) else []:
-            raise BackendError(f"{forced}, which is not here: {'; '.join(absent)}. {_here(device)}")
         if backends().get(backend.name) is None:
             register(backend)  # a set of flags that was not used before
         with use_backend(backend.name):  # and in every backward of what is computed in this block
             try:
                 return _computed(name, given)
             except BackendError as error:
-                raise BackendError(f"{forced}: {error}") from None
+                raise BackendError(f"convgrad.direct.{name} is forced onto {backend.summary}: {error}") from None
 
     made: Any = function
     made.__name__ = made.__qualname__ = name
@@ -189,17 +181,6 @@ def _signature(arguments: str, flags: tuple[str, ...]) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def _here(device: torch.device) -> str:
-    """Return which direct names and which backends compute on a device."""
-    names = {"cpu": "thnn_conv2d, slow_conv2d and mkldnn_convolution run", "cuda": "thnn_conv2d and slow_conv2d run"}
-    small = ConvProblem.parse("ic1iw3oc1kw3")
-    able = [n for n, b in backends().items() if "[" not in n and not b.reasons_against(small, ("forward",), device)]
-    return (
-        f"Of the direct names {names.get(device.type, 'none runs')} on {device.type}; convgrad.convolution and "
-        f"convgrad.convolution_backward compute the same with the best of the backends here: {', '.join(able)}"
-    )
-
-
 # ---- what is computed ------------------------------------------------------------------------------
 
 
@@ -216,21 +197,12 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     transposed, last, defined = "transpose" in name, name.rpartition("_")[2], given.pop("bias_defined", False)
     if last == "backward":
         return _gradients(**given, transposed=transposed)
-    if last == "input" and not transposed:
-        return functional.grad_input(**given)
-    if last == "input":
-        grad_output, size = given.pop("grad_output"), given.pop("input_size", None)
-        result = functional.convolution(grad_output, **given)
-        if size is not None and tuple(result.shape) != tuple(size):
-            raise ShapeError(
-                f"{name}: grad_output of size {list(grad_output.shape)} belongs to an input "
-                f"of size {list(result.shape)}, but got input_size={list(size)}"
-            )
-        return result
-    if last == "weight" and transposed:
-        given["input"], given["grad_output"] = given["grad_output"], given["input"]
+    if "input_size" in given:
+        return functional.grad_input(**given, transposed=transposed)
+    if last == "input":  # of a transposed one: a convolution, which says its size
+        return functional.convolution(given.pop("grad_output"), **given)
     if last in ("weight", "weights"):
-        result = functional.grad_weight(**given)
+        result = functional.grad_weight(**given, transposed=transposed)
         return result if last == "weight" else (result, functional.grad_bias(given["grad_output"]) if defined else None)
     return functional.convolution(**given, transposed=transposed)
 
@@ -248,9 +220,7 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
     given.pop("fgrad_input", None)
     if scratch is not None and not isinstance(scratch, Tensor):
         given["output_mask"] = scratch
-    if size is None:
-        raise TypeError(f"convgrad.direct.{name}: kernel_size is one or two numbers, got None")
-    kernel = tuple(map(index, size)) if isinstance(size, (tuple, list)) else (index(size),) * 2
+    kernel = integers(size, 2, "kernel_size")
     kernel = kernel * 2 if len(kernel) == 1 else kernel
     if weight.dim() == 2 and len(kernel) == 2 and prod(kernel) > 0 and weight.shape[1] % prod(kernel) == 0:
         given["weight"] = weight.reshape(weight.shape[0], -1, *kernel)
@@ -259,15 +229,14 @@ def _by_kernel_size(name: str, given: dict[str, Any]) -> Any:
             f"{name}: expected a weight (C_out, C_in, *kernel_size) or (C_out, C_in * product of kernel_size) "
             f"with kernel_size={list(kernel)}, but got weight of size {list(weight.shape)}"
         )
-    single = given["input"].dim() == 3
-    given.update({name: given[name].unsqueeze(0) for name in ("input", "grad_output") if single and name in given})
     if name.endswith("_backward"):
+        single = given["input"].dim() == 3
+        given |= {operand: given[operand].unsqueeze(0) for operand in ("input", "grad_output") if single}
         grad_input, grad_weight, *rest = _gradients(**given)
         if single and grad_input is not None:
             grad_input = grad_input.squeeze(0)
         return (grad_input, None if grad_weight is None else grad_weight.reshape(weight.shape), *rest)
-    output = functional.convolution(**given)
-    output = output.squeeze(0) if single else output
+    output = functional.conv2d(**given)
     return (output, output.new_empty(0), output.new_empty(0)) if name.endswith("_forward") else output
 
 

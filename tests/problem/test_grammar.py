@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -194,12 +193,15 @@ def test_reading_a_file_of_shapes(tmp_path: Path) -> None:
         "--dir=FWD_B --batch=inner # as it stands\n"
         "--dir=BWD_D ic2iw5oc1kw3 bias ic3iw5oc1kw3\n"
         "--attr-post-ops=relu,\\\n"
-        "sum ic4iw5oc1kw3\n"
+        'sum ic4iw5oc1kw3n"two words" f64\n'
         "ic5iw2oc1kw3\n"
         "--batch=outer\n"
         "--batch=nowhere\n"
     )
-    found = list(read_problem_file(tmp_path / "outer", parse))
+    options: dict[str, str] = {}
+    found = list(read_problem_file(tmp_path / "outer", parse, options))
+    assert options == {"dt": "f32", "dir": "BWD_D", "attr-post-ops": "relu,sum"}
+    assert [(p.name, p.dtype) for _, p in found if isinstance(p, ConvProblem)][3] == ("two words", torch.float64)
     good = [(line, p.in_channels, p.has_bias) for line, p in found if isinstance(p, ConvProblem)]
     assert good == [(3, 1, False), (3, 2, True), (3, 3, False), (4, 4, False)]
     bad = [(line, str(p)) for line, p in found if isinstance(p, ValueError)]
@@ -212,15 +214,7 @@ def test_reading_a_file_of_shapes(tmp_path: Path) -> None:
 
 def test_a_file_with_a_mark_of_its_encoding_and_one_of_no_text(tmp_path: Path) -> None:
     (tmp_path / "marked").write_text("ic1iw5oc1kw3\n", encoding="utf-8-sig")
-    assert list(read_problem_file(tmp_path / "marked", parse)) == [(1, parse("ic1iw5oc1kw3"))]
+    assert list(read_problem_file(tmp_path / "marked", parse, {})) == [(1, parse("ic1iw5oc1kw3"))]
     (tmp_path / "raw").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="raw is no text"):
-        list(read_problem_file(tmp_path / "raw", parse))
-
-
-def test_lines_instead_of_a_file() -> None:
-    found = list(read_problem_file(['mb1ic8iw5oc4kw2n"two words" f64', "--batch=x"], partial(parse, transposed=True)))
-    assert [line for line, _ in found] == [1]
-    problem = found[0][1]
-    assert isinstance(problem, ConvProblem)
-    assert (problem.name, problem.dtype, problem.origin) == ("two words", torch.float64, "transposed")
+        list(read_problem_file(tmp_path / "raw", parse, {}))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
 from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
@@ -117,22 +116,17 @@ def _first_call(
     ndim, read, _, _, pytorchs = signatures[name]
     own_rules = key is None and not torch.compiler.is_dynamo_compiling() and overrides_functions(weight, bias)
     if own_rules and pytorchs is not None:  # they may know PyTorch's functions alone
-        return getattr(F, name)(input, weight, bias, *raw)
+        return pytorchs(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)
-    if ndim is None:
-        check_rank(input.shape, weight.shape)
-    d = weight.dim() - 2 if ndim is None else ndim
-    if weight.dim() != d + 2:  # PyTorch's message, which speaks of the batched input
-        check_rank((1, *input.shape) if input.dim() == d + 1 else input.shape, weight.shape)
-        raise ShapeError(f"Expected a {d + 2}-dimensional weight, but got weight of size {list(weight.shape)}")
-    if input.dim() == d + 1:
+    if ndim is not None and input.dim() == ndim + 1:
         return run(name, input.unsqueeze(0), weight, bias, raw).squeeze(0)
-    if input.dim() != d + 2:
+    if ndim is not None and input.dim() != ndim + 2:
         raise ShapeError(
-            f"Expected {d + 1}D (unbatched) or {d + 2}D (batched) input to {name}, "
+            f"Expected {ndim + 1}D (unbatched) or {ndim + 2}D (batched) input to {name}, "
             f"but got input of size: {list(input.shape)}"
         )
-    arguments = read(d, weight.shape, *raw)
+    check_rank(input.shape, weight.shape)
+    arguments = read(weight.dim() - 2, weight.shape, *raw)
     if key is None or not _is_plain(raw):
         any_subclass(input, weight, bias)  # brings the rules of DTensor, which inference mode would not ask for
         return operator("convolution")(input, weight, bias, *arguments)

@@ -206,8 +206,6 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
             "layout='NLC' takes an input (N, L, C) or (L, C) and a weight with 3 dimensions, "
             f"got input of size {list(input.shape)} and weight of size {list(weight.shape)}"
         )
-    if input.shape[-2] == 0:  # PyTorch's words, of the sequence and not of the image
-        raise ShapeError(f"Only zero batch or zero channel inputs are supported, but got input shape: {[*input.shape]}")
     batch = input if input.dim() == 3 else input.unsqueeze(0)
     try:
         output = call(batch.transpose(1, 2).unsqueeze(2), weight.unsqueeze(2))  # [N, C_out, 1, L_out]

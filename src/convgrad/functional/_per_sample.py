@@ -12,18 +12,9 @@ import torch
 from torch import Tensor
 
 from .._compat import accumulate_dtype
+from ..engine import checked_grad_weight
 from ..ops import autocast_is_on, cast_operands
-from ..problem import (
-    Geometry,
-    Ints,
-    Padding,
-    by_pytorch,
-    check_backward,
-    check_operands,
-    conv_geometry,
-    effective_kernel,
-    require_bool,
-)
+from ..problem import Geometry, Ints, Padding, by_pytorch, effective_kernel, require_bool
 from ._arguments import gradient_arguments, of_tensors, sizes
 from ._gradients import grad_bias, grad_weight
 
@@ -57,11 +48,11 @@ def per_sample_norms(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     require_bool("bias", bias)
     size = sizes(weight_size, "weight_size")
-    geometry = conv_geometry(size, *gradient_arguments(form, input.shape, size, grad_output.shape))
-    check_backward(grad_output.shape, input.shape, size, None, geometry)
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands
-    check_operands(("grad_output", grad_output), ("input", input))
+    arguments = gradient_arguments(form, input.shape, size, grad_output.shape)
+    layout = torch.contiguous_format  # which is not read
+    geometry = checked_grad_weight(grad_output, input, size, *arguments, memory_format=layout).geometry
     # Read as a plain convolution: windows of `data`, one for each position of `other`.
     data, other = (grad_output, input) if transposed else (input, grad_output)
     positions, per_group = prod(other.shape[2:]), size[1]

@@ -11,10 +11,9 @@ from weakref import WeakValueDictionary
 
 
 def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Collection[str] = ()) -> None:
-    """Give a class a constructor that says its arguments to help(), editors and ``torch.nn.utils.skip_init``.
+    """Give a class a constructor with the arguments of ``base``'s and, by keyword, ``options``: name -> default.
 
-    They are those of ``base`` and, by keyword, ``options``: name -> default. ``leading`` ones may be given by position
-    too, before ``device``.
+    It says them to help() and ``torch.nn.utils.skip_init``. ``leading`` ones may stand before ``device``, too.
     """
     signature = inspect.signature(base.__init__)
     parameters = [*signature.parameters.values()]

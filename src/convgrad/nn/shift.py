@@ -19,8 +19,6 @@ from .schemes import Scheme, straight_through
 
 __all__ = ["ShiftIntegers", "ShiftPS", "ShiftQ", "get_shift_and_sign", "round_power_of_2", "round_to_fixed"]
 
-_ROUNDINGS = ("deterministic", "stochastic")
-
 
 def get_shift_and_sign(
     x: Tensor, rounding: str = "deterministic", shift_range: tuple[int, int] = (-126, 127)
@@ -109,7 +107,7 @@ def _round(x: Tensor, rounding: str) -> Tensor:
 
 
 def _check(rounding: str, shift_range: tuple[int, int]) -> None:
-    if rounding not in _ROUNDINGS:
+    if rounding not in ("deterministic", "stochastic"):
         raise ValueError(f"rounding must be 'deterministic' or 'stochastic', got {rounding!r}")
     low_high = tuple(shift_range) if isinstance(shift_range, tuple | list) else ()
     if len(low_high) != 2 or not all(_is_int(n) for n in low_high) or not -126 <= low_high[0] <= low_high[1] <= 127:

@@ -42,6 +42,10 @@ def _define(name: str, schema: str, kernel: Rule, without_data: Rule, batched: R
     torch.library.register_fake(f"convgrad::{name}", without_data, lib=_library)
     torch.library.register_vmap(f"convgrad::{name}", batched, lib=_library)
     _library.impl(name, differentiable, "Autograd", with_keyset=True)
+    packet, _, overload = name.partition(".")
+    defined = getattr(getattr(torch.ops.convgrad, packet), overload or "default")
+    for device, key in kernels.KEYS.items():
+        _library.impl(name, kernels.casting(defined, device), key)
 
 
 for _name, _schema in SCHEMAS.items():
@@ -50,5 +54,4 @@ for _name, _schema in SCHEMAS.items():
     _define(_name, _schema, *_rules)
     _define(f"{_name}.with_backend", lowering.overload(_schema), *map(lowering.under_request, _rules))
 
-kernels.register_autocast(_library)
 flops.register()

@@ -15,13 +15,6 @@ from torch import Tensor
 
 from ..problem import CONTRACTED, Form, Role, check_backward, check_operands, contract, conv_geometry, convolution_shape
 
-#: The axis shared by two roles and not by the third.
-_SHARED: dict[frozenset[str], str] = {
-    frozenset(("input", "output")): "N",
-    frozenset(("input", "weight")): "ci",
-    frozenset(("weight", "output")): "co",
-}
-
 
 def _axes(role: Role, transposed: bool) -> tuple[str, ...]:
     """Return the axes of an operand's first two dimensions; the groups and what follows them are one dimension."""
@@ -54,14 +47,14 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
         same = contract(form, yields, dict(zip(roles, operands, strict=True)))
         return same.expand(batch, *same.shape)
     *arguments, groups = form.arguments
-    which = [r for r, d in zip(roles, in_dims, strict=True) if d is not None]
-    axis = "g" if len(which) == 2 else _SHARED[frozenset((which[0], yields))]
+    axes = _axes(yields, arguments[3])
+    batched = (_axes(r, arguments[3]) for r, d in zip(roles, in_dims, strict=True) if d is not None)
+    (axis,) = {*axes}.intersection(*batched) - {"g"} or {"g"}
     folded: dict[Role, Tensor] = {
         r: t if d is None else _fold(t.movedim(d, 0), _axes(r, arguments[3]), axis, groups)
         for r, t, d in zip(roles, operands, in_dims, strict=True)
     }
     sizes: dict[Role, list[int]] = {"input": [*form.input_size], "weight": [*form.weight_size]}
-    axes = _axes(yields, arguments[3])
     if yields in sizes:
         at = axes.index(axis)
         sizes[yields][at - (at > axes.index("g"))] *= batch

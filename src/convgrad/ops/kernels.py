@@ -79,17 +79,7 @@ def fake_convolution_backward(
 
 # ---- autocast: operands are cast to the autocast dtype of their device, as for PyTorch's own convolution ----
 
-_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}
-
-
-def register_autocast(library: torch.library.Library) -> None:
-    """Give every operator a kernel at each device's autocast key."""
-    for device, key in _KEYS.items():
-        for name in ("convolution", "convolution_backward", "grad_input", "grad_weight"):
-            packet = getattr(torch.ops.convgrad, name)
-            for overload in packet.overloads():
-                operator = getattr(packet, overload)
-                library.impl(operator, _casting(operator, device), key)
+KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}
 
 
 def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -99,7 +89,7 @@ def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def autocast_is_on(device: str) -> bool:
     """Whether autocast casts on this kind of device."""
-    return device in _KEYS and torch.is_autocast_enabled(device)
+    return device in KEYS and torch.is_autocast_enabled(device)
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
@@ -113,7 +103,9 @@ def cast(value: Any, device: str) -> Any:
     return value.to(torch.get_autocast_dtype(device)) if eligible and value.device.type == device else value
 
 
-def _casting(operator: Callable[..., Any], device: str) -> Callable[..., Any]:
+def casting(operator: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return the kernel of an operator at the autocast key of a kind of device."""
+
     def kernel(*args: Any, **options: Any) -> Any:
         with without_autocast():
             return operator(*[cast(a, device) for a in args], **options)

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import _compat, engine, problem
 from ..engine import Plan, Table
 from ..errors import BackendError, ConvgradError
-from ..problem import CONTRACTED, Form, Role
+from ..problem import Form, Role
 from .autograd import with_layout
 from .kernels import fake_convolution, fake_convolution_backward
 
@@ -95,11 +95,11 @@ def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> P
     """Make the plan of a call and remember it; the shapes of a backward are checked, which PyTorch does not do."""
     plan, since, backward = None, engine.generation[0], name == "convolution_backward"
     input, weight, padding = (b, c, raw[2]) if backward else (a, b, raw[1])
+    if len(padding) not in (1, weight.dim() - 2):  # which PyTorch refuses
+        return None
     if backward:
         bias_sizes, *arguments, mask = raw
         try:
-            if len(padding) not in (1, weight.dim() - 2):
-                raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
             geometry = problem.conv_geometry(weight.shape, *arguments)
             problem.check_operands(("grad_output", a), ("input", input), ("weight", weight))
         except ConvgradError:
@@ -110,7 +110,7 @@ def _make_plan(key: Any, name: str, raw: Any, a: Tensor, b: Tensor, c: Any) -> P
         problem.check_backward(a.shape, input.shape, weight.shape, sizes, geometry, mask, as_onednn=True)
         raw, computed = (sizes, *arguments, mask), any(mask) and 0 not in (a.numel(), input.numel())
     else:
-        computed = len(padding) in (1, weight.dim() - 2) and 0 not in input.shape
+        computed = 0 not in input.shape
     if computed and not input.is_complex():
         try:
             plan = engine.make(None, name, raw, a, b, c)
@@ -301,18 +301,16 @@ def _double_backward(*arguments: Any) -> Any:
     if node is None or not node.name().startswith(_NODE) or _compat.functorch_active():
         return _aten._convolution_double_backward.default.decompose(*arguments)
     of_input, of_weight, of_bias, grad_output, weight, input, *rest, mask = arguments
-    form, found = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight), dict[Role, Tensor]()
-    operands: dict[Role, Tensor] = {"output": grad_output, "input": input, "weight": weight}
-    wanted = {role for role, selected in zip(operands, mask, strict=True) if selected}
-    cotangents: dict[Role, Tensor | None] = {"input": of_input, "weight": of_weight}
+    form, g = with_layout(Form(input.shape, weight.shape, tuple(rest)), input, weight), grad_output.conj()
+    one = two = three = None
     with engine.resume(None), _compat.without_autocast():  # PyTorch's casts nothing, either
-        for yields, cotangent in cotangents.items():
-            for role in CONTRACTED[yields]:
-                if role in wanted and cotangent is not None:
-                    others: dict[Role, Tensor | None] = {r: operands[r] for r in CONTRACTED[yields] if r != role}
-                    term = problem.derivative(form, yields, role, cotangent, others)
-                    found[role] = found[role] + term if role in found else term
-    if of_bias is not None and "output" in wanted:
-        before = found["output"] if "output" in found else torch.zeros_like(grad_output)
-        found["output"] = problem.add_bias(before, of_bias)
-    return found.get("output"), found.get("input"), found.get("weight")
+        if mask[0]:
+            operands: dict[Role, Tensor] = {"input": input.conj(), "weight": weight.conj()}
+            one = problem.tangent(form, "output", operands, {"input": of_input, "weight": of_weight})
+        if mask[1] and of_weight is not None:
+            two = problem.contract(form, "input", {"output": g, "weight": of_weight})
+        if mask[2] and of_input is not None:
+            three = problem.contract(form, "weight", {"output": g, "input": of_input})
+    if mask[0] and of_bias is not None:
+        one = problem.add_bias(torch.zeros_like(grad_output) if one is None else one, of_bias)
+    return one, two, three

@@ -1,6 +1,6 @@
 """The vocabulary: a convolution as a frozen value and a line of text, its shapes, padding, validation, derivatives."""
 
-from .arguments import Ints, Padding, all_arguments, as_text, constant_sizes, paddings, require_bool
+from .arguments import Ints, Padding, all_arguments, as_text, constant_sizes, integers, paddings, require_bool
 from .calculus import CONTRACTED, Form, Role, add_bias, contract, derivative, sum_of_bias, tangent
 from .grammar import DTYPES, read_problem_file
 from .padding_modes import Sides, by_pytorch, fits, fold, is_plain, pad

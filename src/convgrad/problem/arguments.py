@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from .problem import ConvProblem
-from .shapes import conv_geometry, convolution_shape, layout_of, problem_of
 
 Ints = int | Sequence[int]
 #: Integers for both sides, or low and high of each dimension, flat or in pairs.
@@ -122,14 +120,3 @@ def all_arguments(
         return (s, pads, dil, transposed, extra, groups if type(groups) is int else _integer(groups))
     except TypeError:
         raise TypeError(f"groups is an integer, got {as_text(groups)}") from None
-
-
-def problem_of_tensors(input: Tensor, weight: Tensor, bias: Tensor | None, *form: Any) -> ConvProblem:
-    """Return the problem of a call, as `ConvProblem.of`."""
-    input = input.unsqueeze(0) if input.dim() == weight.dim() - 1 else input
-    g = conv_geometry(weight.shape, *all_arguments(weight.dim() - 2, weight.shape, *form))
-    output_shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
-    return problem_of(
-        input.shape, weight.shape, output_shape, g, dtype=input.dtype, memory_format=layout_of(input, weight, g),
-        has_bias=bias is not None,
-    )  # fmt: skip

@@ -1,15 +1,7 @@
 """The derivative table of convolution, and nothing else.
 
 A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts
-two of them and yields the third:
-
-=============  =======================  ==========
-operator       contracts                yields
-=============  =======================  ==========
-convolution    input, weight            output
-grad_input     output, weight           input
-grad_weight    output, input            weight
-=============  =======================  ==========
+two of them and yields the third (`CONTRACTED`): ``convolution`` the output, ``grad_input`` and ``grad_weight`` theirs.
 
 The form is linear in each role. Hence the whole table is one rule:
 
@@ -99,10 +91,9 @@ def tangent(
 
 
 def sum_of_bias(cotangent: Tensor, channels: int = 0) -> Tensor:
-    """Return the derivative with respect to a bias, (N, C, *out) -> (C,): a sum over batch and space.
+    """Return the derivative for a bias, (N, C, *out) -> (C,): a sum over batch and space; zeros where C is 0.
 
-    Args:
-        channels: of the bias, if the cotangent has none: an input without channels has an output without, bias or not.
+    They are as many as the bias has: an input without channels has an output without, bias or not.
     """
     have = cotangent.shape[1]
     if isinstance(have, int) and have == 0:

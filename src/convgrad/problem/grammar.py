@@ -203,54 +203,26 @@ def format_problem(problem: Any) -> str:
 
 
 def read_problem_file(
-    source: str | PathLike[str] | Iterable[str], read: Callable[[str], Problem], options: dict[str, str] | None = None
+    file: str | PathLike[str], read: Callable[[str], Problem], options: dict[str, str], within: tuple[Path, ...] = ()
 ) -> Iterator[tuple[int, Problem | ValueError]]:
-    """Read a file of problems, benchdnn's shape files included: (line number, problem or the error) for each.
+    """Yield (line number, problem or the error) for each problem of a file, benchdnn's shape files included.
 
     ``#`` begins a comment. Several problems may share a line, and words apply to the problem before them. Options of
-    benchdnn (``--dir=FWD_B``) are passed over, as they say how to run a problem and not which, except
-    ``--batch=FILE``: the file is read in its place (beside the one that names it), with its own line numbers.
-
-    Args:
-        source: a path, or the lines themselves.
-        read: `ConvProblem.parse`, or a function that makes more of a text.
-        options: filled with benchdnn's options that are in force at each problem, such as ``{"dir": "FWD_B"}``.
+    benchdnn (``--dir=FWD_B``) say how to run a problem: those that are in force at each are in ``options``. The file
+    of ``--batch=FILE`` is read in its place, beside the one that names it; ``within`` are those that are being read.
 
     Raises:
-        OSError, ValueError: ``source`` is a path that cannot be read, or of no text.
-
-    Equivalent to:
-        >>> from convgrad import ConvProblem
-        >>> [(n, str(p)) for n, p in read_problem_file(["# two", "ic1iw3oc1kw1 ic1iw4oc1kw1 bias"], ConvProblem.parse)]
-        [(2, 'g1mb2ic1iw3oc1ow3kw1sw1pw0dw0'), (2, 'g1mb2ic1iw4oc1ow4kw1sw1pw0dw0 bias')]
+        OSError, ValueError: the file cannot be read, or is no text.
     """
-    options = {} if options is None else options
-    if isinstance(source, (str, PathLike)):
-        path = Path(source)
-        yield from _read_lines(_lines_of(path), read, options, (path,))
-    else:
-        yield from _read_lines(source, read, options, ())
-
-
-def _lines_of(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text: {error}") from None
-
-
-def _read_lines(
-    lines: Iterable[str], read: Callable[[str], Problem], options: dict[str, str], files: tuple[Path, ...]
-) -> Iterator[tuple[int, Problem | ValueError]]:
-    """Yield as `read_problem_file` does, from lines of the last of ``files``, each of which includes the next."""
-    for number, line in _join_continued(lines):
+    path = Path(file)
+    for number, line in _join_continued(_lines_of(path)):
         for token in _split_line(line):
             try:
-                if token.startswith("--batch=") and files:
-                    nested = files[-1].parent / token.removeprefix("--batch=")
-                    if nested.resolve() in [file.resolve() for file in files]:
+                if token.startswith("--batch="):
+                    nested = path.parent / token.removeprefix("--batch=")
+                    if nested.resolve() in [outer.resolve() for outer in (*within, path)]:
                         raise ValueError(f"--batch={nested} reads itself")
-                    yield from _read_lines(_lines_of(nested), read, options, (*files, nested))
+                    yield from read_problem_file(nested, read, options, (*within, path))
                 elif token == "--reset":
                     options.clear()
                 elif token.startswith("--"):
@@ -260,7 +232,14 @@ def _read_lines(
                     yield number, read(token)
             except (ValueError, OSError) as e:
                 what = f"{token} cannot be read: {e.strerror}" if isinstance(e, OSError) else e
-                yield number, ValueError(f"{files[-1] if files else 'line'}:{number}: {what}")
+                yield number, ValueError(f"{path}:{number}: {what}")
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
 
 
 def _join_continued(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -44,8 +44,6 @@ OPERANDS: Final[dict[Pass, tuple[Slot, Slot]]] = {
 #: The slot that a pass yields.
 RESULT: Final[dict[Pass, Slot]] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
 
-#: Fields of a `ConvProblem` that have no default.
-_REQUIRED: Final = 10
 INT32_MAX: Final = 2**31 - 1
 
 
@@ -66,12 +64,7 @@ def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True
 
 
 def shown_outputs(outputs: Collection[str], transposed: bool) -> str:
-    """Outputs for people: joined by ``+``, and of a transposed problem with what they are to its user.
-
-    Equivalent to:
-        >>> shown_outputs(("grad_input", "grad_weight"), False), shown_outputs(("forward", "grad_weight"), True)
-        ('grad_input+grad_weight', 'forward (its grad_input)+grad_weight')
-    """
+    """Outputs for people: ``forward (its grad_input)+grad_weight``, by what they are to a transposed problem's user."""
     words = {"forward": "forward (its grad_input)", "grad_input": "grad_input (its output)"} if transposed else {}
     return "+".join(words.get(o, o) for o in outputs)
 
@@ -127,16 +120,6 @@ class ConvProblem:
     origin: Origin = "plain"
     padding_mode: PaddingMode = "zeros"
     name: str = field(default="", compare=False)
-
-    def __new__(cls, *args: object, **fields: object) -> ConvProblem:
-        """Refuse tensors, and say which functions make a problem of a call or of a text."""
-        given = (*args, *fields.values())
-        if any(isinstance(value, torch.Tensor) for value in given) or 0 < len(given) < _REQUIRED:
-            raise TypeError(
-                "ConvProblem() takes all its sizes as integers; ConvProblem.of(input, weight, bias, stride=..., ...) "
-                "makes the problem of a call, and ConvProblem.parse(text) that of a text"
-            )
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         d = len(self.input_size)
@@ -328,10 +311,15 @@ class ConvProblem:
             >>> print(ConvProblem.of(x, w, stride=2, padding=1, groups=32))
             g32mb1ic32ih112oc32oh56kh3sh2ph1dh0
         """
-        from .arguments import problem_of_tensors
+        from .arguments import all_arguments
+        from .shapes import conv_geometry, convolution_shape, layout_of, problem_of
 
         form = (stride, padding, dilation, transposed, output_padding, groups)
-        return problem_of_tensors(input, weight, bias, *form)
+        g = conv_geometry(weight.shape, *all_arguments(weight.dim() - 2, weight.shape, *form))
+        input = input.unsqueeze(0) if input.dim() == weight.dim() - 1 else input
+        output_shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
+        sizes, layout = (input.shape, weight.shape, output_shape), layout_of(input, weight, g)
+        return problem_of(*sizes, g, dtype=input.dtype, memory_format=layout, has_bias=bias is not None)
 
     # ---- text ----------------------------------------------------------------------------------
 

@@ -34,11 +34,9 @@ class Geometry(NamedTuple):
 
 
 def require(condition: bool | torch.SymBool, message: str, *values: Any) -> None:
-    """Raise a ``ShapeError`` unless the condition holds; a symbolic condition is left to `torch._check`.
+    """Raise a ``ShapeError`` unless a condition holds; a symbolic one is left to `torch._check`.
 
-    Args:
-        message: with a place ``{}`` for each value; formatted on an error alone, for the compiler cannot print sizes.
-        values: a tuple is shown as ``[2, 3]``, a list as ``2 x 3``.
+    The message has a place ``{}`` for each value, as the compiler cannot print sizes; a list is shown as ``2 x 3``.
     """
 
     def text() -> str:

@@ -17,12 +17,7 @@ def output_length(size: int, kernel: int, stride: int, low: int, high: int, dila
 
 
 def readable(sizes: Sequence[int], padding: Sequence[tuple[int, int]], mode: str) -> bool:
-    """Whether an input is as large as a padding mode needs: circular reads at most all of it, reflect one less.
-
-    Equivalent to:
-        >>> [readable((3,), ((3, 0),), mode) for mode in ("circular", "reflect", "replicate")]
-        [True, False, True]
-    """
+    """Whether an input is as large as a padding mode needs: circular reads at most all of it, reflect one less."""
     least = 1 if mode == "reflect" else 0
     return all(
         n > 0 and (mode == "replicate" or max(pair) + least <= n) for n, pair in zip(sizes, padding, strict=True)
