@@ -154,6 +154,14 @@ def test_of_tensors() -> None:
         ConvProblem.of(x, w, groups=2, padding="same", stride=2)
 
 
+def test_the_constructor_says_how_to_get_a_problem() -> None:
+    make: Any = ConvProblem
+    x, w = torch.ones(2, 4, 9), torch.ones(6, 4, 3)
+    for call in (lambda: make(x, w), lambda: make(x, w, None, stride=2), lambda: make(1, 2), lambda: make(batch=1)):
+        with pytest.raises(TypeError, match=r"ConvProblem\.of\(input, weight, bias.*ConvProblem\.parse"):
+            call()
+
+
 def test_a_problem_is_copied_and_pickled() -> None:
     p = ConvProblem.parse("ic2iw8oc3kw3")
     assert pickle.loads(pickle.dumps(p)) == copy.deepcopy(p) == p

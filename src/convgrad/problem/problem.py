@@ -44,6 +44,8 @@ OPERANDS: Final[dict[Pass, tuple[Slot, Slot]]] = {
 #: The slot that a pass yields.
 RESULT: Final[dict[Pass, Slot]] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
 
+#: Fields of a `ConvProblem` that have no default.
+_REQUIRED: Final = 10
 INT32_MAX: Final = 2**31 - 1
 
 
@@ -120,6 +122,16 @@ class ConvProblem:
     origin: Origin = "plain"
     padding_mode: PaddingMode = "zeros"
     name: str = field(default="", compare=False)
+
+    def __new__(cls, *args: object, **fields: object) -> ConvProblem:
+        """Refuse tensors, and say which functions make a problem of a call or of a text."""
+        given = (*args, *fields.values())
+        if any(isinstance(value, torch.Tensor) for value in given) or 0 < len(given) < _REQUIRED:
+            raise TypeError(
+                "ConvProblem() takes all its sizes as integers; ConvProblem.of(input, weight, bias, stride=..., ...) "
+                "makes the problem of a call, and ConvProblem.parse(text) that of a text"
+            )
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         d = len(self.input_size)
