@@ -35,8 +35,8 @@ def test_conforms(text: str) -> None:
         assert not [r for r in results if r.status == "failed"], "\n".join(map(str, results))
 
 
-def test_images_in_parts() -> None:
-    problem = ConvProblem.parse("g16mb5ic16iw65000oc16ow65000kw300pw299")  # the transform of an image takes 4 MB
+def test_channels_and_images_in_parts() -> None:
+    problem = ConvProblem.parse("g16mb5ic16iw65000oc16ow65000kw300pw299")  # 15 channels take 4 MB
     g, x, w = operands_of(problem, ("grad_output", "input", "weight"))
     for pass_, got in zip(BOTH, get_backend("fft").bind(problem, BOTH)(g, x, w), strict=True):
         of = {"grad_output": g, "input": x, "weight": w}

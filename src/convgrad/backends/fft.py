@@ -9,7 +9,7 @@ where the sum is over images (Oppenheim and Schafer, "Discrete-Time Signal Proce
 periodic, so it is as long as all positions that one dimension of a problem reads, padding included on one side, and
 the kernel begins at minus the low padding. With a stride grad_output has zeros between its positions.
 
-Sums of 16-bit numbers are in float32. Images are transformed a few at a time, so that memory is bounded.
+Sums of 16-bit numbers are in float32. Channels and images are transformed a few at a time, so that memory is bounded.
 
 A NaN or an infinity spreads over its channel of its image. On a CPU a result that holds one is computed by PyTorch's
 kernel instead. On a GPU it spreads, because to look at a result is to wait for it.
@@ -17,6 +17,7 @@ kernel instead. On a GPU it spreads, because to look at a result is to wait for 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 from math import prod
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .._compat import accumulate_dtype
-from ..problem import OPERANDS, ConvProblem, Outputs, Pass, Slot, passes_of
+from ..problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass, Slot, passes_of
 from .aten import AtenBackend
 from .base import Arithmetic, Backend, Kernel
 
@@ -66,32 +67,33 @@ class FftBackend(Backend):
         p, transforms, passes = problem, _Transforms(problem), passes_of(outputs)
         slots: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
         exact: dict[Pass, Kernel] = {pass_: AtenBackend().bind(p.replace(origin="plain"), (pass_,)) for pass_ in passes}
-        image_bytes = transforms.dtype.itemsize * p.out_channels * prod(transforms.sizes)
 
         def kernel(given: dict[Slot, Tensor]) -> list[Tensor]:
             first = given[slots[0]]
             results: dict[Pass, Tensor] = {pass_: first.new_empty(p.result_shape(pass_)) for pass_ in passes}
-            spectra: dict[Slot, Tensor] = {}
-            if "weight" in given:
-                spectra["weight"] = transforms.of_weight(given["weight"])
-            total: Tensor | None = None
-            images = max(1, _BYTES[first.device.type] // image_bytes)
-            for n in (slice(start, start + images) for start in range(0, p.batch, images)):
-                if "input" in given:
-                    spectra["input"] = transforms.of_input(given["input"][n])
-                if "grad_output" in given:
-                    spectra["grad_output"] = transforms.of_grad_output(given["grad_output"][n])
-                for pass_ in passes:
-                    a, b = (spectra[slot] for slot in OPERANDS[pass_])
-                    if pass_ == "forward":
-                        results[pass_][n] = transforms.output(a * b.conj_physical())
-                    elif pass_ == "grad_input":
-                        results[pass_][n] = transforms.input((a * b).sum(2))
-                    else:
-                        summed = (a * b.conj_physical_()).sum(0)
-                        total = summed if total is None else total.add_(summed)
-            if total is not None:
-                results["grad_weight"].copy_(transforms.weight(total.conj_physical()))
+            operands = {slot: transforms.by_channel(slot, t) for slot, t in given.items()}
+            filled = {pass_: transforms.by_channel(RESULT[pass_], t) for pass_, t in results.items()}
+            for c, batches in transforms.parts(_BYTES[first.device.type]):
+                spectra: dict[Slot, Tensor] = {}
+                if "weight" in given:
+                    spectra["weight"] = transforms.of_weight(operands["weight"][c])
+                total: Tensor | None = None
+                for n in batches:
+                    if "input" in given:
+                        spectra["input"] = transforms.of_input(operands["input"][n, c])
+                    if "grad_output" in given:
+                        spectra["grad_output"] = transforms.of_grad_output(operands["grad_output"][n, c])
+                    for pass_ in passes:
+                        a, b = (spectra[slot] for slot in OPERANDS[pass_])
+                        if pass_ == "forward":
+                            filled[pass_][n, c] = transforms.output(a * b.conj_physical())
+                        elif pass_ == "grad_input":
+                            filled[pass_][n, c] = transforms.input((a * b).sum(2, keepdim=True))
+                        else:
+                            summed = (a * b.conj_physical_()).sum(0)
+                            total = summed if total is None else total.add_(summed)
+                if total is not None:
+                    filled["grad_weight"][c] = transforms.weight(total.conj_physical())
             return list(results.values())
 
         def run(*operands: Any) -> Any:
@@ -106,49 +108,59 @@ class FftBackend(Backend):
 
 
 class _Transforms:
-    """The Fourier transforms of operands, [n, C, C_out/C, *frequencies], and the results of inverse transforms."""
+    """The Fourier transforms of operands, and the results of inverse ones: [n, C, C_out/C, ...], a weight without n."""
 
     def __init__(self, problem: ConvProblem) -> None:
         self.problem = p = problem
         self.sizes, self.dtype, self._dims = transform_sizes(p), accumulate_dtype(p.dtype), tuple(range(-p.ndim, 0))
-        self._channels = p.in_channels, p.out_channels // p.in_channels
         #: Where the results of a stride are, and the kernel elements, which begin at minus the padding.
         self._strided = tuple(slice(0, dim.stride * dim.output, dim.stride) for dim in p.dims)
         taps = [torch.arange(dim.kernel, device="cpu") * dim.dilation - dim.low for dim in p.dims]
         self._taps = torch.meshgrid(*[at % n for at, n in zip(taps, self.sizes, strict=True)], indexing="ij")
 
+    def by_channel(self, slot: Slot, t: Tensor) -> Tensor:
+        """Return a view of an operand or a result whose output channels are those of each input channel."""
+        of_each = (self.problem.in_channels, 1 if slot == "input" else -1)
+        return t.view(*of_each, *t.shape[2:]) if slot == "weight" else t.unflatten(1, of_each)
+
+    def parts(self, most: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Yield some channels, and the images of which they are transformed at a time, within so many bytes."""
+        p = self.problem
+        each = self.dtype.itemsize * p.out_channels // p.in_channels * prod(self.sizes)
+        channels = min(p.in_channels, max(1, most // each))
+        images = max(1, most // (each * channels))
+        batches = [slice(n, n + images) for n in range(0, p.batch, images)]
+        yield from ((slice(c, c + channels), batches) for c in range(0, p.in_channels, channels))
+
     def of_input(self, x: Tensor) -> Tensor:
-        return self._forward(x).unsqueeze(2)
+        return torch.fft.rfftn(x.to(self.dtype), s=self.sizes, dim=self._dims)
 
     def of_grad_output(self, g: Tensor) -> Tensor:
         if max(self.problem.stride) > 1:
-            apart = g.new_zeros((*g.shape[:2], *self.sizes))
+            apart = g.new_zeros((*g.shape[:3], *self.sizes))
             apart[(..., *self._strided)] = g
             g = apart
-        return self._forward(g.unflatten(1, self._channels))
+        return self.of_input(g)
 
     def of_weight(self, weight: Tensor) -> Tensor:
-        placed = weight.new_zeros((*self._channels, *self.sizes))
-        placed[self._at_taps(weight)] = weight.view(*self._channels, *self.problem.kernel_size)
-        return self._forward(placed)
+        placed = weight.new_zeros((*weight.shape[:2], *self.sizes))
+        placed[self._at_taps(weight)] = weight
+        return self.of_input(placed)
 
     def output(self, spectrum: Tensor) -> Tensor:
-        return self._inverse(spectrum).flatten(1, 2)[(..., *self._strided)]
+        return self._inverse(spectrum)[(..., *self._strided)]
 
     def input(self, spectrum: Tensor) -> Tensor:
         return self._inverse(spectrum)[(..., *map(slice, self.problem.input_size))]
 
     def weight(self, spectrum: Tensor) -> Tensor:
-        return self._inverse(spectrum)[self._at_taps(spectrum)].view(self.problem.weight_shape)
-
-    def _forward(self, t: Tensor) -> Tensor:
-        return torch.fft.rfftn(t.to(self.dtype), s=self.sizes, dim=self._dims)
+        return self._inverse(spectrum)[self._at_taps(spectrum)]
 
     def _inverse(self, spectrum: Tensor) -> Tensor:
         return torch.fft.irfftn(spectrum, s=self.sizes, dim=self._dims)
 
-    def _at_taps(self, like: Tensor) -> tuple[slice | Tensor, ...]:
-        return (slice(None), slice(None), *[at.to(like.device) for at in self._taps])
+    def _at_taps(self, like: Tensor) -> tuple[Any, ...]:
+        return (..., *[at.to(like.device) for at in self._taps])
 
 
 def transform_sizes(problem: ConvProblem) -> tuple[int, ...]:
