@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import sys
 import threading
@@ -112,6 +113,8 @@ def test_table_and_csv(tmp_path) -> None:
     assert rows[0]["outputs"] == "forward"
     assert float(rows[0]["milliseconds"]) > 0
     assert "<table>" in t._repr_html_()
+    (row,) = json.loads(json.dumps(t.to_dict()))
+    assert (row["backend"], row["outputs"], row["calls"]) == ("reference", ["forward"], 1)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")

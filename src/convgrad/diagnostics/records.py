@@ -337,6 +337,10 @@ class Trace(Drawn):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
+    def to_dict(self) -> Any:
+        """Return plain data, ready for json: the calls, with the fields of the rows of ``convgrad run --json``."""
+        return [call.to_dict() for call in self.records]
+
     def __str__(self) -> str:
         return self.table()
 
