@@ -190,11 +190,11 @@ jit_tracing: Callable[[], Any] = _C._get_tracing_state
 fx_tracing: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
 
 
-def lazy_views_count() -> AbstractContextManager[object]:
-    """Return a block in which operators read lazily conjugated and negated tensors as what they stand for.
+def resolving_lazy_views() -> AbstractContextManager[object]:
+    """Return a block in which PyTorch's operators resolve lazily conjugated and negated operands, as in eager mode.
 
-    An operator of a graph that AOTAutograd compiled runs below the dispatch keys that see to it: there the product of
-    two tensors ignores that one of them is ``t.conj()``.
+    AOTAutograd runs a compiled graph below the dispatch keys that resolve them. In a custom operator of such a graph
+    a product with ``t.conj()`` is one with ``t``.
     """
     excluded = _C._dispatch_tls_local_exclude_set()
     if not excluded.has(_C.DispatchKey.Conjugate):

@@ -32,7 +32,8 @@ PROBLEMS = [
 def test_conforms(text: str) -> None:
     for pass_ in PASSES:
         results = check_problem("fft", text, pass_, repeats=2)
-        assert not [r for r in results if r.status == "failed"], "\n".join(map(str, results))
+        assert {r.status for r in results} <= {"passed", "skipped"}, "\n".join(map(str, results))
+        assert {r.status for r in results if r.property_name == "bound"} == {"passed"}
 
 
 def test_channels_and_images_in_parts() -> None:
@@ -93,7 +94,7 @@ def test_reasons() -> None:
 def test_the_rule(text: str, expected: str) -> None:
     for outputs in (("forward",), BOTH):
         names = {step.backend.name for step in choose(ConvProblem.parse(text), outputs, CPU, stored=False)}
-        assert names == {expected} or (expected == "native" and "fft" not in names)
+        assert ("fft" in names) == (expected == "fft")
 
 
 def test_transforms_are_long_enough() -> None:

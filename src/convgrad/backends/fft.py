@@ -12,7 +12,7 @@ the kernel begins at minus the low padding. With a stride grad_output has zeros 
 Sums of 16-bit numbers are in float32. Channels and images are transformed a few at a time, so that memory is bounded.
 
 A NaN or an infinity spreads over its channel of its image. On a CPU a result that holds one is computed by PyTorch's
-kernel instead. On a GPU it spreads, because to look at a result is to wait for it.
+kernel instead. On a GPU that check would wait for the result, so there it spreads.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .aten import AtenBackend
 from .base import Arithmetic, Backend, Kernel
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: Far below what gains anywhere: measuring need not try them.
+#: Kernels of fewer elements gain nowhere, so measuring need not try them.
 _LEAST_ELEMENTS = 64
-#: Bytes of the transforms of one operand at a time: little, where memory may be fresh; on a GPU enough to fill it.
+#: Bytes of the transforms of one operand at a time. They are few on a CPU, whose memory may be fresh from the system.
 _BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 
@@ -42,7 +42,6 @@ class FftBackend(Backend):
 
     name = "fft"
     summary = "depthwise convolutions with long kernels, by PyTorch's Fourier transforms"
-    from_pytorch = True
     sweeps = (("grad_input", "grad_weight"),)
     capture_safe = False  # the first call of a shape makes a plan of cuFFT's
     states_workspace = False  # PyTorch's transforms take what they need
@@ -130,7 +129,8 @@ class _Transforms:
         channels = min(p.in_channels, max(1, most // each))
         images = max(1, most // (each * channels))
         batches = [slice(n, n + images) for n in range(0, p.batch, images)]
-        yield from ((slice(c, c + channels), batches) for c in range(0, p.in_channels, channels))
+        for c in range(0, p.in_channels, channels):
+            yield slice(c, c + channels), batches
 
     def of_input(self, x: Tensor) -> Tensor:
         return torch.fft.rfftn(x.to(self.dtype), s=self.sizes, dim=self._dims)

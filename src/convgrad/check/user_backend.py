@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._compat import lazy_views_count
+from .._compat import resolving_lazy_views
 from ..backends import BOTH_GRADIENTS, Arithmetic, Backend, Kernel, operand_format
 from ..engine import SLOTS, thread
 from ..errors import BackendError
@@ -25,8 +25,10 @@ Accepts = Callable[[ConvProblem], "bool | str"]
 NO = "its accepts says no"
 
 #: What a `CustomBackend` states and answers as the backend of the user's does.
-_AS_ITS_OWN = ("deterministic", "capture_safe", "padding_modes", "states_workspace")
-_AS_ITS_OWN += ("workspace", "fuses_bias", "arithmetic", "kernel_name")
+_AS_ITS_OWN = (
+    "deterministic", "capture_safe", "padding_modes", "states_workspace", "workspace", "fuses_bias", "arithmetic",
+    "kernel_name",
+)  # fmt: skip
 
 
 def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
@@ -249,7 +251,7 @@ class CustomBackend(Backend):
             args = [t.detach() if t is not None and t.requires_grad else t for t in operands]
             outer, thread.in_backend = thread.in_backend, True  # `takeover` leaves PyTorch's convolutions in it alone
             try:
-                with lazy_views_count():
+                with resolving_lazy_views():
                     results = kernel(*args)
             except RecursionError:
                 if not outer:  # the function's own

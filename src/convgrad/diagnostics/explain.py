@@ -121,9 +121,8 @@ def _explain_module(
     """Every convolution that runs in a module or a function; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     # A function is the forward of a module of its name.
-    module = (
-        what if isinstance(what, nn.Module) else type(_title(what), (nn.Module,), {"forward": staticmethod(what)})()
-    )
+    of_function = {"forward": staticmethod(what)}
+    module = what if isinstance(what, nn.Module) else type(_title(what), (nn.Module,), of_function)()
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault(one[2:], []).append(one)
     if not equal:

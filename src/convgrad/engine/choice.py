@@ -107,14 +107,14 @@ class _Choice:
         for name, why in by_rule(problem, passes, device):
             yield self._steps(name, outputs, BY_RULE + why)
         pytorchs = self._steps("aten", outputs, "no rule prefers another backend")
-        found = [
-            (n, self._steps(n, outputs, _PROPOSED + w)) for n, w in (proposals(problem, device) if pytorchs else ())
-        ]
-        able = [(name, steps) for name, steps in found if steps is not None]
-        if able and (untimed := not_timed(device)):
-            yield self._steps("aten", outputs, f"{able[0][0]} was not timed against it on this GPU, and {untimed}")
-        for _, first in able[:1]:  # all that compute as much in one call are timed together
-            together = tuple(step for _, steps in able for step in steps if first)
+        proposed = proposals(problem, device) if pytorchs else ()
+        found = {name: self._steps(name, outputs, _PROPOSED + why) for name, why in proposed}
+        if able := {name: steps for name, steps in found.items() if steps is not None}:
+            name, first = next(iter(able.items()))
+            if untimed := not_timed(device):
+                yield self._steps("aten", outputs, f"{name} was not timed against it on this GPU, and {untimed}")
+            # All that compute these outputs in one call are timed together.
+            together = tuple(step for steps in able.values() for step in steps)
             yield tuple(step._replace(proposed=together) for step in first)
         yield pytorchs
         if len(passes) == 1:

@@ -153,8 +153,8 @@ _LEAST_CAPABILITY = (8, 0)
 _LEAST_BYTES = 4 << 20
 #: Columns of a kernel from which tensor cores multiply it.
 _WIDE_KERNEL = 9
-#: Kernel elements from which PyTorch's depthwise kernels take less long out of channels_last: 7x7; and up to which
-#: Triton's have registers. For more of them PyTorch reads an operand once an element, and transforms may gain.
+#: Kernel elements from which PyTorch's depthwise kernels take less long out of channels_last, and up to which Triton's
+#: have registers: 7x7.
 _LARGE_PLANE = 49
 
 
